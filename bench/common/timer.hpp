@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The timing protocol of all benchmarks, device memory for them, and the counters that go with a time.
+
+#include <tconv/options.hpp>
+#include <tconv/shape.hpp>
+#include <tconv/status.hpp>
+
+#include <benchmark/benchmark.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tconv_bench
+{
+
+/// Ceilings of one H200 as measured there (PyTorch 2.11, 2026-11-29): a large copy counting reads and writes, and a large fp32
+/// matrix product with its multiply-adds in TFLOP/s. They make the floor that of_floor refers to.
+inline constexpr double copy_bytes_per_second   = 4.238e12;
+inline constexpr double fp32_flops_per_second   = 50.9e12;
+
+inline void must(cudaError_t error, const char* what)
+{
+  if (error != cudaSuccess)
+  {
+    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+    std::exit(1);
+  }
+}
+
+/// fp32 device memory with reproducible contents.
+class device_array
+{
+public:
+  explicit device_array(std::int64_t count, float low = 0.0f, float high = 0.0f, std::uint32_t seed = 1)
+      : count_(std::max<std::int64_t>(count, 1))
+  {
+    must(cudaMalloc(&data_, static_cast<std::size_t>(count_) * 4), "cudaMalloc");
+    if (low == high)
+    {
+      must(cudaMemset(data_, 0, static_cast<std::size_t>(count_) * 4), "cudaMemset");
+      return;
+    }
+    // A linear congruential stream is random enough to keep zeros and repetitions out of the timed data.
+    std::vector<float> values(static_cast<std::size_t>(count_));
+    std::uint64_t bits = 0x9e3779b97f4a7c15ULL * seed;
+    for (float& v : values)
+    {
+      bits = bits * 6364136223846793005ULL + 1442695040888963407ULL;
+      v    = low + (high - low) * (static_cast<float>(bits >> 40) * 0x1p-24f);
+    }
+    must(cudaMemcpy(data_, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
+  }
+  ~device_array() { (void) cudaFree(data_); }
+  device_array(device_array&& other) noexcept
+      : count_(other.count_)
+      , data_(std::exchange(other.data_, nullptr))
+  {}
+  device_array(const device_array&)            = delete;
+  device_array& operator=(const device_array&) = delete;
+  device_array& operator=(device_array&&)      = delete;
+
+  float* data() const { return data_; }
+  tconv::workspace as_workspace() const { return {data_, static_cast<std::size_t>(count_) * 4}; }
+
+private:
+  std::int64_t count_;
+  float* data_ = nullptr;
+};
+
+/// Copies of one input that together exceed the L2 cache at least twice over; the first is random, the others equal it.
+class rotating_buffers
+{
+public:
+  rotating_buffers(std::int64_t count, float low, float high)
+  {
+    int device = 0;
+    int l2     = 0;
+    must(cudaGetDevice(&device), "cudaGetDevice");
+    must(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size");
+    const std::int64_t wanted = 2 * static_cast<std::int64_t>(l2) / (4 * count) + 1;
+    buffers_.emplace_back(count, low, high);
+    for (std::int64_t i = 1; i < std::clamp<std::int64_t>(wanted, 4, 64); ++i)
+    {
+      buffers_.emplace_back(count);
+      must(cudaMemcpy(buffers_.back().data(), buffers_[0].data(), static_cast<std::size_t>(count) * 4, cudaMemcpyDeviceToDevice),
+           "copy");
+    }
+  }
+  const float* operator[](int i) const { return buffers_[static_cast<std::size_t>(i) % buffers_.size()].data(); }
+
+private:
+  std::vector<device_array> buffers_;
+};
+
+/// What a call must do at least: multiply-adds that land, and bytes of inputs, weights and outputs once each.
+struct work
+{
+  double multiply_adds;
+  double bytes;
+
+  double floor_seconds() const
+  {
+    return std::max(bytes / copy_bytes_per_second, 2.0 * multiply_adds / fp32_flops_per_second);
+  }
+};
+
+/// Multiply-adds whose tap lands inside the output.
+template <int Rank>
+double multiply_adds(const tconv::conv_transpose_shape<Rank>& s)
+{
+  double product = static_cast<double>(s.batch * s.in_channels) * static_cast<double>(s.out_channels / s.groups);
+  for (int a = 0; a < Rank; ++a)
+  {
+    double pairs          = 0;
+    const auto axis       = s.axis(a);
+    for (std::int64_t t = 0; t < axis.kernel; ++t)
+    {
+      pairs += static_cast<double>(axis.landing_inputs(t).size());
+    }
+    product *= pairs;
+  }
+  return product;
+}
+
+/// Milliseconds per call: the median of \p groups groups, each of as many calls as fill 20 ms, 20 at least.
+class group_timer
+{
+public:
+  static constexpr int groups = 7;
+
+  /// \p call(i, stream) queues call number i.
+  template <class Call>
+  static std::pair<double, double> measure(Call call)
+  {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t begin   = nullptr;
+    cudaEvent_t end     = nullptr;
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    must(cudaEventCreate(&begin), "event");
+    must(cudaEventCreate(&end), "event");
+    const auto elapsed = [&](auto&& body) {
+      must(cudaEventRecord(begin, stream), "record");
+      body();
+      must(cudaEventRecord(end, stream), "record");
+      must(cudaEventSynchronize(end), "synchronize");
+      float ms = 0;
+      must(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+      return static_cast<double>(ms);
+    };
+    const auto calls = [&](int count) {
+      for (int i = 0; i < count; ++i)
+      {
+        call(i, stream);
+      }
+    };
+    calls(3);
+    const double once = elapsed([&] { calls(5); }) / 5;
+    const int count   = std::clamp(static_cast<int>(20.0 / std::max(once, 1e-4)), 20, 400);
+
+    std::vector<double> stream_times;
+    std::vector<double> graph_times;
+    for (int g = 0; g < groups; ++g)
+    {
+      stream_times.push_back(elapsed([&] { calls(count); }) / count);
+    }
+    cudaGraph_t graph         = nullptr;
+    cudaGraphExec_t execution = nullptr;
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+    calls(count);
+    must(cudaStreamEndCapture(stream, &graph), "end capture");
+    must(cudaGraphInstantiate(&execution, graph, 0), "instantiate");
+    must(cudaGraphLaunch(execution, stream), "graph warm-up");
+    for (int g = 0; g < groups; ++g)
+    {
+      graph_times.push_back(elapsed([&] { must(cudaGraphLaunch(execution, stream), "graph"); }) / count);
+    }
+    must(cudaGraphExecDestroy(execution), "destroy");
+    must(cudaGraphDestroy(graph), "destroy");
+    must(cudaEventDestroy(begin), "destroy");
+    must(cudaEventDestroy(end), "destroy");
+    must(cudaStreamDestroy(stream), "destroy");
+    return {median(stream_times), median(graph_times)};
+  }
+
+private:
+  static double median(std::vector<double>& values)
+  {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  }
+};
+
+/// One benchmark: time per call on a stream is its manual time; counters hold the rest.
+template <class Call>
+void measure(benchmark::State& state, const work& w, Call call)
+{
+  const auto checked = [&](int i, cudaStream_t stream) {
+    if (const tconv::status s = call(i, stream); !s.ok())
+    {
+      std::fprintf(stderr, "%s\n", s.message());
+      std::exit(1);
+    }
+  };
+  for (auto _ : state)
+  {
+    const auto [stream_ms, graph_ms] = group_timer::measure(checked);
+    state.SetIterationTime(stream_ms * 1e-3);
+    state.counters["graph_ms"] = graph_ms;
+    state.counters["gmac"]     = w.multiply_adds * 1e-9;
+    state.counters["bytes"]    = w.bytes;
+    state.counters["floor_ms"] = w.floor_seconds() * 1e3;
+    state.counters["of_floor"] = stream_ms * 1e-3 / w.floor_seconds();
+  }
+}
+
+} // namespace tconv_bench
+
+/// Registers \p function under \p name: one iteration, which holds all the repetitions of the protocol.
+#define TCONV_BENCHMARK(function, name) BENCHMARK(function)->Name(name)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond)

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// P1, P2 and their pieces.
+///
+/// Timing protocol: inputs rotate over several buffers that together exceed L2, at least 20 calls between two events, the
+/// same calls also captured in one graph; the median of 7 such groups after a warm-up. Reported as manual time per call.
+
+#include "common/timer.hpp"
+
+#include <tconv/tconv.cuh>
+
+#include <benchmark/benchmark.h>
+
+namespace
+{
+
+using namespace tconv_bench;
+using tconv::chain;
+using shape3 = tconv::conv_transpose_shape<3>;
+
+shape3 p1_shape()
+{
+  shape3 s;
+  s.batch          = 16;
+  s.in_channels    = 32;
+  s.out_channels   = 64;
+  s.input          = {16, 32, 32};
+  s.kernel         = {3, 3, 3};
+  s.stride         = {2, 2, 2};
+  s.padding        = {1, 1, 1};
+  s.output_padding = {1, 1, 1};
+  return s;
+}
+
+shape3 p2_shape()
+{
+  shape3 s;
+  s.batch        = 16;
+  s.in_channels  = 64;
+  s.out_channels = 128;
+  s.input        = {16, 32, 32};
+  s.kernel       = {5, 5, 5};
+  return s;
+}
+
+/// Device copies of a problem's tensors: x rotates, everything else is shared.
+struct tensors
+{
+  rotating_buffers x;
+  device_array w;
+  device_array b;
+  device_array mean;
+  device_array var;
+  device_array gamma;
+  device_array beta;
+  device_array y;
+
+  tensors(const shape3& s, std::int64_t outputs)
+      : x(s.input_elements(), 0.0f, 1.0f)
+      , w(s.weight_elements(), -0.05f, 0.05f, 2)
+      , b(s.out_channels, -0.05f, 0.05f, 3)
+      , mean(s.out_channels, -1.0f, 1.0f, 4)
+      , var(s.out_channels, 0.5f, 1.5f, 5)
+      , gamma(s.out_channels, 0.5f, 1.5f, 6)
+      , beta(s.out_channels, -1.0f, 1.0f, 7)
+      , y(outputs, 0.0f, 0.0f, 8)
+  {}
+};
+
+/// A convolution with \p make_chain(tensors) behind it.
+template <class MakeChain>
+void conv_transpose_benchmark(benchmark::State& state, const shape3& s, MakeChain make_chain)
+{
+  tensors t(s, s.output_elements());
+  const auto functors = make_chain(t);
+  device_array space(static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes(s, functors) / 4));
+  const work w{multiply_adds(s), 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements())};
+  measure(state, w, [&](int i, cudaStream_t stream) {
+    return tconv::conv_transpose(
+      t.x[i], t.w.data(), t.y.data(), s, functors, tconv::options{}, space.as_workspace(), stream);
+  });
+}
+
+void p1(benchmark::State& state)
+{
+  conv_transpose_benchmark(state, p1_shape(), [](const tensors& t) {
+    return chain(tconv::bias(t.b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
+  });
+}
+
+void p1_convolution_alone(benchmark::State& state)
+{
+  conv_transpose_benchmark(state, p1_shape(), [](const tensors& t) { return chain(tconv::bias(t.b.data())); });
+}
+
+void p2_eval(benchmark::State& state)
+{
+  const shape3 s = p2_shape();
+  tensors t(s, s.batch * s.out_channels);
+  const auto functors = chain(tconv::bias(t.b.data()),
+                              tconv::scale(2.0f),
+                              tconv::batch_norm(t.mean.data(), t.var.data(), t.gamma.data(), t.beta.data()));
+  device_array space(static_cast<std::int64_t>(tconv::global_mean_workspace_bytes(s, functors) / 4));
+  // No product but the small matrix: the work is one read of x and w.
+  const work w{static_cast<double>(s.batch * s.in_channels * s.out_channels),
+               4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
+  measure(state, w, [&](int i, cudaStream_t stream) {
+    return tconv::global_mean(t.x[i], t.w.data(), t.y.data(), s, functors, tconv::options{}, space.as_workspace(), stream);
+  });
+}
+
+void p2_train(benchmark::State& state)
+{
+  const shape3 s = p2_shape();
+  tensors t(s, s.batch * s.out_channels);
+  const auto before = chain(tconv::bias(t.b.data()), tconv::scale(2.0f));
+  device_array space(static_cast<std::int64_t>(tconv::batch_norm_train_global_mean_workspace_bytes(s, before) / 4));
+  const tconv::batch_norm_arguments arguments{t.gamma.data(), t.beta.data(), t.mean.data(), t.var.data()};
+  const work w{multiply_adds(s),
+               4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
+  measure(state, w, [&](int i, cudaStream_t stream) {
+    return tconv::batch_norm_train_global_mean(
+      t.x[i], t.w.data(), t.y.data(), s, before, arguments, tconv::options{}, space.as_workspace(), stream);
+  });
+}
+
+void fold_batch_norm(benchmark::State& state)
+{
+  const shape3 s = p2_shape();
+  tensors t(s, s.batch * s.out_channels);
+  device_array slopes(s.out_channels), offsets(s.out_channels);
+  const tconv::batch_norm_arguments arguments{t.gamma.data(), t.beta.data(), t.mean.data(), t.var.data()};
+  measure(state, work{0.0, 4.0 * 7 * static_cast<double>(s.out_channels)}, [&](int, cudaStream_t stream) {
+    return tconv::fold_batch_norm(
+      t.b.data(), arguments, slopes.data(), offsets.data(), s.out_channels, tconv::options{}, stream);
+  });
+}
+
+/// The text detector's head on a page of 1280 x 960: k2 s2 24 -> 24, BatchNorm, ReLU, k2 s2 24 -> 1, sigmoid.
+void text_detection_head(benchmark::State& state)
+{
+  shape3 first;
+  first.in_channels  = 24;
+  first.out_channels = 24;
+  first.input        = {1, 320, 240};
+  first.kernel       = {1, 2, 2};
+  first.stride       = {1, 2, 2};
+  shape3 second      = first;
+  second.out_channels = 1;
+  second.input        = {1, 640, 480};
+  tensors t(first, first.output_elements());
+  device_array w2(second.weight_elements(), -0.05f, 0.05f, 9), y2(second.output_elements());
+  const auto one = chain(tconv::bias(t.b.data()),
+                         tconv::batch_norm(t.mean.data(), t.var.data(), t.gamma.data(), t.beta.data()),
+                         tconv::relu{});
+  const auto two = chain(tconv::bias(t.b.data()), tconv::sigmoid{});
+  device_array space(static_cast<std::int64_t>(std::max(tconv::conv_transpose_workspace_bytes(first, one),
+                                                        tconv::conv_transpose_workspace_bytes(second, two))
+                                               / 4));
+  const work w{multiply_adds(first) + multiply_adds(second),
+               4.0 * static_cast<double>(first.input_elements() + 2 * first.output_elements() + second.output_elements())};
+  measure(state, w, [&](int i, cudaStream_t stream) {
+    if (tconv::status s = tconv::conv_transpose(
+          t.x[i], t.w.data(), t.y.data(), first, one, tconv::options{}, space.as_workspace(), stream);
+        !s.ok())
+    {
+      return s;
+    }
+    return tconv::conv_transpose(
+      t.y.data(), w2.data(), y2.data(), second, two, tconv::options{}, space.as_workspace(), stream);
+  });
+}
+
+TCONV_BENCHMARK(p1, "L2_49/precise/f32");
+TCONV_BENCHMARK(p1_convolution_alone, "L2_49_convolution_alone/precise/f32");
+TCONV_BENCHMARK(p2_eval, "P2_eval/precise/f32");
+TCONV_BENCHMARK(p2_train, "L2_77/precise/f32");
+TCONV_BENCHMARK(fold_batch_norm, "fold_batch_norm_128/precise/f32");
+TCONV_BENCHMARK(text_detection_head, "text_detection_head_1280x960/precise/f32");
+
+} // namespace
+
+BENCHMARK_MAIN();

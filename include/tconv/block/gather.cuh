@@ -1,0 +1,656 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The main loop of the gather engine: a block computes a tile of cells, phase after phase, on the CUDA cores.
+///
+/// The input tile is staged in shared memory once for all phases it feeds (in chunks of input channels where it does not fit
+/// whole); packed weights stream through a ring of stages. Each thread slides the taps of a run over one strip of inputs in
+/// registers. Where the halo does not fit, or a weight is not finite (then the zeros of the halo must not be multiplied),
+/// inputs are read through the cache and every product is predicated.
+
+#include "../detail/launch.cuh"
+#include "../tuning/gather.hpp"
+#include "async_copy.cuh"
+#include "gather_problem.hpp"
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace block
+{
+
+/// The taps that one phase of a tile multiplies, per axis; taps that no cell of the tile can reach are left out.
+struct gather_phase
+{
+  axis_phase taps[3];
+  index_range landing[2]; ///< which of the taps along d and h land anywhere in the tile
+  int64_t packed_begin; ///< packed position of the first tap along w
+};
+
+/// Where a block works.
+struct gather_tile
+{
+  int64_t n;
+  int64_t channel_tile;
+  int64_t cell[3]; ///< first cell along d, h, w
+  int64_t first_phase;
+  int phase_count;
+  int least_shift[2]; ///< shifts along d and h that bring an input to at least one cell of the tile
+  int most_shift[2];
+};
+
+/// What a thread computes within the tile of its block.
+struct gather_thread
+{
+  int lane; ///< which channels: lane * channels_per_thread + ...
+  int cell[3]; ///< first cell relative to the tile; threads without cells repeat cell 0
+  bool active; ///< false for threads without cells
+  int64_t channel; ///< first output channel
+  int group; ///< convolution group of the channels, relative to the first group of the tile
+};
+
+TCONV_DEVICE int clamp_to_int(int64_t v)
+{
+  return static_cast<int>(v < -0x7fffffff ? -0x7fffffff : (v > 0x7fffffff ? 0x7fffffff : v));
+}
+
+/// The work item \p index of \p problem.
+TCONV_DEVICE gather_tile locate_tile(const gather_problem& problem, int64_t index)
+{
+  gather_tile tile;
+  const int64_t split = index % problem.phase_splits;
+  index /= problem.phase_splits;
+  tile.channel_tile = index % problem.taps.channel_tiles;
+  index /= problem.taps.channel_tiles;
+  for (int a = 2; a >= 0; --a)
+  {
+    tile.cell[a] = index % problem.tiles[a] * problem.tile_cells[a];
+    index /= problem.tiles[a];
+  }
+  tile.n = index;
+  for (int a = 0; a < 2; ++a)
+  {
+    tile.least_shift[a] = clamp_to_int(tile.cell[a] - problem.axis[a].in + 1);
+    tile.most_shift[a]  = clamp_to_int(tile.cell[a] + problem.tile_cells[a] - 1);
+  }
+  tile.first_phase     = split * problem.split_phases;
+  const int64_t phases = problem.total_phases() - tile.first_phase;
+  tile.phase_count     = static_cast<int>(phases < problem.split_phases ? phases : problem.split_phases);
+  return tile;
+}
+
+/// The part of \p tile that the calling thread computes.
+template <class Policy>
+TCONV_DEVICE gather_thread locate_thread(const gather_problem& problem, const gather_tile& tile)
+{
+  gather_thread thread;
+  const int lanes = problem.taps.lanes;
+  const int slots = problem.tile_cells[2] / Policy::cells_per_thread;
+  thread.lane     = static_cast<int>(threadIdx.x) % lanes;
+  int slot        = static_cast<int>(threadIdx.x) / lanes;
+  thread.active   = slot < slots * problem.tile_cells[1] * problem.tile_cells[0];
+  slot            = thread.active ? slot : 0;
+  thread.cell[2]  = slot % slots * Policy::cells_per_thread;
+  slot /= slots;
+  thread.cell[1] = slot % problem.tile_cells[1];
+  thread.cell[0] = slot / problem.tile_cells[1];
+
+  const int64_t first  = tile.channel_tile * problem.taps.tile_channels;
+  thread.channel       = first + thread.lane * Policy::channels_per_thread;
+  const int64_t last   = problem.out_channels - 1;
+  const int64_t inside = thread.channel < last ? thread.channel : last;
+  thread.group         = static_cast<int>(inside / problem.taps.out_per_group - first / problem.taps.out_per_group);
+  return thread;
+}
+
+/// Phases of the outputs along d, h and w (of the thread's first position along w).
+struct phase_number
+{
+  int64_t along[3];
+};
+
+/// The phases along each axis of phase \p index of the problem.
+template <class Policy>
+TCONV_DEVICE phase_number number_phase(const gather_problem& problem, int64_t index)
+{
+  phase_number number;
+  number.along[2] = index % problem.phases[2] * Policy::phases_per_thread;
+  index /= problem.phases[2];
+  number.along[1] = index % problem.phases[1];
+  number.along[0] = index / problem.phases[1];
+  return number;
+}
+
+/// The taps of phase number \p index of \p tile.
+template <class Policy>
+TCONV_DEVICE gather_phase locate_phase(const gather_problem& problem, const gather_tile& tile, int64_t index)
+{
+  gather_phase phase;
+  const phase_number number = number_phase<Policy>(problem, index);
+  for (int a = 0; a < 2; ++a)
+  {
+    const conv_axis& axis = problem.axis[a];
+    const axis_phase taps = axis.phase(number.along[a]);
+    const int64_t first   = tile.cell[a];
+    const int64_t last    = first + problem.tile_cells[a] - 1;
+    phase.taps[a]         = taps;
+    // Tap m reads inputs [first - shift, last - shift] with shift = first_shift + m * shift_step.
+    phase.landing[a] = clip(ceil_div(first - axis.in + 1 - taps.first_shift, taps.shift_step),
+                            floor_div(last - taps.first_shift, taps.shift_step) + 1,
+                            taps.count);
+  }
+  if constexpr (Policy::phases_per_thread == 1)
+  {
+    phase.taps[2]      = problem.axis[2].phase(number.along[2]);
+    phase.packed_begin = problem.taps.class_begin(phase.taps[2].first_tap);
+  }
+  else
+  {
+    // All taps; tap t lands on phase (t + padding) mod 2 with shift floor((t - padding) / 2).
+    phase.taps[2]      = {0, 1, problem.axis[2].kernel, problem.axis[2].min_shift(), 1};
+    phase.packed_begin = 0;
+  }
+  return phase;
+}
+
+/// Walks over the lists of stages of a tile's phases. The copies and the products walk the same path, the copies a few stages
+/// ahead. Two walks live across the main loop, so they hold no more than where they are.
+class stage_walk
+{
+public:
+  /// Stands on the first stage of \p phases phases whose lists begin at \p list, or at the end.
+  TCONV_DEVICE stage_walk(const gather_problem& problem, const gather_tile& tile, const gather_stage* list, int phases)
+      : at_(list)
+      , left_(phases)
+  {
+    if (left_ > 0)
+    {
+      find(problem, tile);
+    }
+  }
+
+  /// Phases not yet finished; 0 at the end. The stage belongs to the first of them.
+  TCONV_DEVICE int phases_left() const { return left_; }
+  /// The stage, read in two 16-byte pieces at once.
+  TCONV_DEVICE gather_stage stage() const
+  {
+    static_assert(sizeof(gather_stage) == 2 * sizeof(int4), "a stage is read in two pieces");
+    const int4 pieces[2] = {__ldg(reinterpret_cast<const int4*>(at_)), __ldg(reinterpret_cast<const int4*>(at_) + 1)};
+    gather_stage result;
+    memcpy(&result, pieces, sizeof(result));
+    return result;
+  }
+  TCONV_DEVICE void advance(const gather_problem& problem, const gather_tile& tile)
+  {
+    ++at_;
+    find(problem, tile);
+  }
+
+private:
+  TCONV_DEVICE void find(const gather_problem& problem, const gather_tile& tile)
+  {
+    while (true)
+    {
+      const gather_stage s = stage();
+      if (s.last)
+      {
+        if (--left_ == 0)
+        {
+          return;
+        }
+        // Lists have one length; the entries behind the last are not used.
+        at_ += s.chunk;
+        continue;
+      }
+      if (s.floats > 0 && s.shift_d >= tile.least_shift[0] && s.shift_d <= tile.most_shift[0]
+          && s.shift_h >= tile.least_shift[1] && s.shift_h <= tile.most_shift[1])
+      {
+        return;
+      }
+      ++at_;
+    }
+  }
+
+  const gather_stage* at_;
+  int left_;
+};
+
+/// Stages \p channels input channels from \p first_channel on (of every group of the tile), zeros outside the input.
+/// Called by the whole block; the copies are asynchronous, the caller commits and waits.
+template <class Policy>
+TCONV_DEVICE void stage_input(
+  const gather_problem& problem, const gather_tile& tile, const float* x, int64_t first_channel, int channels, float* staged)
+{
+  constexpr int warps   = Policy::threads / 32;
+  const int lane        = static_cast<int>(threadIdx.x) % 32;
+  const int64_t base[3] = {tile.cell[0] - problem.axis[0].max_shift(),
+                           tile.cell[1] - problem.axis[1].max_shift(),
+                           tile.cell[2] - problem.left};
+  // Which staged positions lie inside the input, per axis.
+  int begin[3];
+  int end[3];
+  const int extent[3] = {problem.rows[0], problem.rows[1], problem.width};
+  for (int a = 0; a < 3; ++a)
+  {
+    const int64_t rest = problem.axis[a].in - base[a];
+    begin[a]           = base[a] < 0 ? static_cast<int>(-base[a] < extent[a] ? -base[a] : extent[a]) : 0;
+    end[a]             = static_cast<int>(rest < extent[a] ? rest : extent[a]);
+  }
+  // Rows of whole quads of an aligned tensor lie in it with whole quads or not at all.
+  const bool quads          = problem.quads && reinterpret_cast<unsigned long long>(x) % 16 == 0;
+  const int64_t first_group = tile.channel_tile * problem.taps.tile_channels / problem.taps.out_per_group;
+  const int64_t groups_left = problem.groups - first_group;
+  const int groups          = groups_left < problem.tile_groups ? static_cast<int>(groups_left) : problem.tile_groups;
+
+  // A warp copies one row, or several short ones side by side. (group, channel, d, h) of the row and its addresses are carried
+  // along: no division, no product.
+  const int width            = quads ? 4 : 1;
+  const int columns          = (problem.width + width - 1) / width;
+  const int at_once          = columns < 32 ? 32 / columns : 1;
+  const int sub_row          = at_once > 1 ? lane / columns : 0;
+  const int column           = (at_once > 1 ? lane % columns : lane) * width;
+  const int row_stride       = Policy::threads / 32 * at_once;
+  const int64_t row_step     = problem.axis[2].in;
+  const int64_t plane_step   = problem.axis[1].in * row_step;
+  const int64_t channel_step = problem.axis[0].in * plane_step;
+  int h                      = static_cast<int>(threadIdx.x) / 32 * at_once + sub_row;
+  int d                      = 0;
+  int c                      = 0;
+  int g                      = sub_row < at_once ? 0 : groups;
+  const float* source        = x
+                      + ((tile.n * problem.in_channels + first_group * problem.taps.in_per_group + first_channel) * channel_step
+                         + base[0] * plane_step + (base[1] + h) * row_step + base[2] + column);
+  float* target = staged + h * problem.pitch + column;
+  while (true)
+  {
+    while (h >= problem.rows[1])
+    {
+      h -= problem.rows[1];
+      source += plane_step - problem.rows[1] * row_step;
+      if (++d == problem.rows[0])
+      {
+        d = 0;
+        source += channel_step - problem.rows[0] * plane_step;
+        target += problem.plane - problem.rows[0] * problem.rows[1] * problem.pitch;
+        if (++c == channels)
+        {
+          c = 0;
+          source += (problem.taps.in_per_group - channels) * channel_step;
+          target += (problem.chunk - channels) * problem.plane;
+          ++g;
+        }
+      }
+    }
+    if (g >= groups)
+    {
+      return;
+    }
+    const bool row_inside = h >= begin[1] && h < end[1] && d >= begin[0] && d < end[0];
+    for (int w = 0; w + column < problem.width; w += 32 * width)
+    {
+      const bool inside = row_inside && w + column >= begin[2] && w + column < end[2];
+      if (quads)
+      {
+        copy_async_16_or_zero(target + w, inside ? source + w : x, inside);
+      }
+      else
+      {
+        copy_async_or_zero(target + w, inside ? source + w : x, inside);
+      }
+    }
+    h += row_stride;
+    source += row_stride * row_step;
+    target += row_stride * problem.pitch;
+  }
+}
+
+/// Copies \p floats weights from \p begin on. Called by the whole block; asynchronous.
+template <class Policy>
+TCONV_DEVICE void stage_weights(int64_t begin, int floats, const float* weights, float* target)
+{
+  const float* source = weights + begin;
+  // Tiles of 4 channels and more keep every stage a multiple of 16 bytes.
+  if constexpr (Policy::channels_per_thread >= 4)
+  {
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < floats; i += Policy::threads * 4)
+    {
+      copy_async_16(target + i, source + i);
+    }
+  }
+  else
+  {
+    for (int i = static_cast<int>(threadIdx.x); i < floats; i += Policy::threads)
+    {
+      copy_async_or_zero(target + i, source + i, true);
+    }
+  }
+}
+
+/// Reads the channels_per_thread weights of one tap from a packed row of tile channels.
+template <class Policy>
+TCONV_DEVICE void load_channels(const float* row, int lane, int lanes, float (&values)[Policy::channels_per_thread])
+{
+  if constexpr (Policy::channels_per_thread == 1)
+  {
+    values[0] = row[lane];
+  }
+  else
+  {
+    // Quads of neighbouring lanes are neighbours, so that a warp's 16-byte reads have no bank conflicts.
+    TCONV_PRAGMA_UNROLL
+    for (int quad = 0; quad < Policy::channels_per_thread / 4; ++quad)
+    {
+      const float4 v       = *reinterpret_cast<const float4*>(row + (quad * lanes + lane) * 4);
+      values[quad * 4 + 0] = v.x;
+      values[quad * 4 + 1] = v.y;
+      values[quad * 4 + 2] = v.z;
+      values[quad * 4 + 3] = v.w;
+    }
+  }
+}
+
+/// Position of channel \p channel of a tile within a packed row: the inverse of load_channels().
+template <int ChannelsPerThread>
+TCONV_HOST_DEVICE constexpr int packed_column(int channel, int lanes)
+{
+  if (ChannelsPerThread == 1)
+  {
+    return channel;
+  }
+  const int lane = channel / ChannelsPerThread;
+  const int slot = channel % ChannelsPerThread;
+  return (slot / 4 * lanes + lane) * 4 + slot % 4;
+}
+
+template <class Policy>
+using accumulators = float[Policy::channels_per_thread][Policy::positions_per_thread];
+
+/// Phase (of the thread's phases) and shift, relative to the run's first, of tap \p j of a run with parity \p Parity.
+template <class Policy, int Parity>
+struct run_pattern
+{
+  TCONV_DEVICE static constexpr int phase(int j)
+  {
+    return Policy::phases_per_thread == 2 ? (j + Parity) & 1 : 0;
+  }
+  TCONV_DEVICE static constexpr int shift(int j)
+  {
+    return Policy::phases_per_thread == 2 ? (j + Parity) >> 1 : j;
+  }
+};
+
+/// Slides \p Taps taps over the strip of each of \p channels input channels.
+///
+/// \p strip_end: the staged input that the first tap of the run brings to the thread's first cell.
+template <class Policy, int Taps, int Parity>
+TCONV_DEVICE void accumulate_run(
+  accumulators<Policy>& sums, const float* strip_end, int plane, const float* weights, int lane, int lanes, int tile_channels, int channels)
+{
+  using pattern         = run_pattern<Policy, Parity>;
+  constexpr int cells   = Policy::cells_per_thread;
+  constexpr int span    = pattern::shift(Taps - 1);
+  const float* strip_at = strip_end - span;
+#pragma unroll 1
+  for (int c = 0; c < channels; ++c)
+  {
+    float strip[cells + span];
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < cells + span; ++i)
+    {
+      strip[i] = strip_at[i];
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int j = 0; j < Taps; ++j)
+    {
+      float w[Policy::channels_per_thread];
+      load_channels<Policy>(weights + j * tile_channels, lane, lanes, w);
+      TCONV_PRAGMA_UNROLL
+      for (int v = 0; v < Policy::channels_per_thread; ++v)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < cells; ++i)
+        {
+          float& sum = sums[v][i * Policy::phases_per_thread + pattern::phase(j)];
+          sum        = fmaf(strip[i + span - pattern::shift(j)], w[v], sum);
+        }
+      }
+    }
+    strip_at += plane;
+    weights += Taps * tile_channels;
+  }
+}
+
+/// accumulate_run() for a run length known at run time.
+template <class Policy, int Parity, int Taps = Policy::max_run>
+TCONV_DEVICE void accumulate_run_of(int taps,
+                                    accumulators<Policy>& sums,
+                                    const float* strip_end,
+                                    int plane,
+                                    const float* weights,
+                                    int lane,
+                                    int lanes,
+                                    int tile_channels,
+                                    int channels)
+{
+  if constexpr (Taps > 1)
+  {
+    if (taps != Taps)
+    {
+      accumulate_run_of<Policy, Parity, Taps - 1>(
+        taps, sums, strip_end, plane, weights, lane, lanes, tile_channels, channels);
+      return;
+    }
+  }
+  accumulate_run<Policy, Taps, Parity>(sums, strip_end, plane, weights, lane, lanes, tile_channels, channels);
+}
+
+/// One phase without staging: inputs through the cache, each product only where its input exists. Slow and always right.
+///
+/// Not inlined: its addresses would cost the fast path registers. \p result passes through local memory once a phase.
+template <class Policy>
+__device__ __noinline__ void accumulate_direct(const gather_problem& problem,
+                                    const gather_tile& tile,
+                                    const gather_thread& thread,
+                                    const gather_phase& phase,
+                                    const float* x,
+                                    const float* weights,
+                                    accumulators<Policy>& result)
+{
+  accumulators<Policy> sums = {};
+  const packed_taps& packed = problem.taps;
+  const int64_t first_group = tile.channel_tile * packed.tile_channels / packed.out_per_group;
+  const int64_t channel     = (first_group + thread.group) * packed.in_per_group;
+  const int64_t parity      = Policy::phases_per_thread == 2 ? problem.axis[2].padding & 1 : 0;
+
+  for (int64_t d = phase.landing[0].begin; d < phase.landing[0].end; ++d)
+  {
+    const int64_t id = tile.cell[0] + thread.cell[0] - phase.taps[0].first_shift - d * phase.taps[0].shift_step;
+    for (int64_t h = phase.landing[1].begin; h < phase.landing[1].end; ++h)
+    {
+      const int64_t ih = tile.cell[1] + thread.cell[1] - phase.taps[1].first_shift - h * phase.taps[1].shift_step;
+      if (id < 0 || id >= problem.axis[0].in || ih < 0 || ih >= problem.axis[1].in)
+      {
+        continue;
+      }
+      const int64_t td = phase.taps[0].first_tap + d * phase.taps[0].tap_step;
+      const int64_t th = phase.taps[1].first_tap + h * phase.taps[1].tap_step;
+      const float* row = weights + (td * packed.kernel[1] + th) * packed.row_floats();
+      // The phases of the thread are told apart at compile time, or the accumulators would move to local memory.
+      TCONV_PRAGMA_UNROLL
+      for (int q = 0; q < Policy::phases_per_thread; ++q)
+      {
+        const int64_t first_tap = Policy::phases_per_thread == 2 ? (q + parity) & 1 : 0;
+        for (int64_t tap = first_tap; tap < phase.taps[2].count; tap += Policy::phases_per_thread)
+        {
+          const int64_t run   = packed.run_of(tap, phase.taps[2].count);
+          const int64_t begin = packed.run_begin(run);
+          const int64_t size  = packed.run_size(run, phase.taps[2].count);
+          const int64_t shift =
+            phase.taps[2].first_shift
+            + (Policy::phases_per_thread == 2 ? (tap + parity) / 2 : tap * phase.taps[2].shift_step);
+          const int64_t first = tile.cell[2] + thread.cell[2] - shift;
+          for (int64_t c = 0; c < packed.in_per_group; ++c)
+          {
+            const float* source =
+              x
+              + (((tile.n * problem.in_channels + channel + c) * problem.axis[0].in + id) * problem.axis[1].in + ih)
+                  * problem.axis[2].in;
+            float w[Policy::channels_per_thread];
+            load_channels<Policy>(
+              row
+                + ((phase.packed_begin + begin) * packed.in_per_group + c * size + tap - begin) * packed.tile_channels,
+              thread.lane,
+              packed.lanes,
+              w);
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < Policy::cells_per_thread; ++i)
+            {
+              const int64_t iw = first + i;
+              if (iw >= 0 && iw < problem.axis[2].in)
+              {
+                const float value = source[iw];
+                TCONV_PRAGMA_UNROLL
+                for (int v = 0; v < Policy::channels_per_thread; ++v)
+                {
+                  float& sum = sums[v][i * Policy::phases_per_thread + q];
+                  sum        = fmaf(value, w[v], sum);
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  TCONV_PRAGMA_UNROLL
+  for (int v = 0; v < Policy::channels_per_thread; ++v)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int p = 0; p < Policy::positions_per_thread; ++p)
+    {
+      result[v][p] = sums[v][p];
+    }
+  }
+}
+
+/// Computes the phases of \p tile one after the other and hands each to finish(phase number, sums), where the number counts from
+/// the tile's first phase.
+///
+/// \p stages: the lists of stages. \p shared: weight_stages * weight_stage_floats + problem.staged_floats() floats, 16-byte
+/// aligned. \p scratch: one gather_phase in shared memory. \p finite: whether all weights are finite. Called by the whole block.
+template <class Policy, class Finish>
+TCONV_DEVICE void gather(const gather_problem& problem,
+                         const gather_tile& tile,
+                         const gather_thread& thread,
+                         const float* x,
+                         const float* weights,
+                         const gather_stage* stages,
+                         bool finite,
+                         float* shared,
+                         gather_phase* scratch,
+                         Finish&& finish)
+{
+  constexpr int ring_stages  = Policy::weight_stages;
+  constexpr int stage_floats = Policy::weight_stage_floats;
+  const packed_taps& packed  = problem.taps;
+  float* ring                = shared;
+  float* staged              = shared + ring_stages * stage_floats;
+  const bool direct          = !problem.staged || !finite;
+  weights += tile.channel_tile * packed.kernel[0] * packed.kernel[1] * packed.row_floats();
+
+  stage_walk load(
+    problem, tile, stages + tile.first_phase * problem.phase_stages, direct ? 0 : tile.phase_count);
+  stage_walk use = load;
+  const auto load_next = [&](int slot) {
+    if (load.phases_left() > 0)
+    {
+      const gather_stage next = load.stage();
+      stage_weights<Policy>(next.weights, next.floats, weights, ring + slot * stage_floats);
+      load.advance(problem, tile);
+    }
+    copy_async_commit(); // also where there is nothing left, so that the count of groups stays in step
+  };
+  TCONV_PRAGMA_UNROLL
+  for (int i = 0; i < ring_stages - 1; ++i)
+  {
+    load_next(i);
+  }
+
+  const bool odd   = Policy::phases_per_thread == 2 && (problem.axis[2].padding & 1) != 0;
+  int staged_chunk = -1;
+  int slot         = 0;
+  // The staged element that shift 0 brings to the thread's first cell.
+  const float* thread_at = staged + thread.group * problem.chunk * problem.plane
+                         + ((thread.cell[0] + static_cast<int>(problem.axis[0].max_shift())) * problem.rows[1]
+                            + thread.cell[1] + static_cast<int>(problem.axis[1].max_shift()))
+                             * problem.pitch
+                         + thread.cell[2] + problem.left;
+
+  for (int i = 0; i < tile.phase_count; ++i)
+  {
+    accumulators<Policy> sums = {};
+    if (direct)
+    {
+      if (threadIdx.x == 0)
+      {
+        *scratch = locate_phase<Policy>(problem, tile, tile.first_phase + i);
+      }
+      __syncthreads();
+      accumulators<Policy> result;
+      accumulate_direct<Policy>(problem, tile, thread, *scratch, x, weights, result);
+      TCONV_PRAGMA_UNROLL
+      for (int v = 0; v < Policy::channels_per_thread; ++v)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int p = 0; p < Policy::positions_per_thread; ++p)
+        {
+          sums[v][p] = result[v][p];
+        }
+      }
+      __syncthreads();
+    }
+    while (use.phases_left() == tile.phase_count - i && !direct)
+    {
+      const gather_stage stage = use.stage();
+      if (stage.chunk != staged_chunk)
+      {
+        __syncthreads(); // nobody reads the old chunk any more
+        staged_chunk        = stage.chunk;
+        const int64_t first = static_cast<int64_t>(staged_chunk) * problem.chunk;
+        const int64_t rest  = packed.in_per_group - first;
+        stage_input<Policy>(
+          problem, tile, x, first, rest < problem.chunk ? static_cast<int>(rest) : problem.chunk, staged);
+        copy_async_commit();
+        copy_async_wait<0>();
+      }
+      else
+      {
+        copy_async_wait<ring_stages - 2>();
+      }
+      __syncthreads(); // the stage has landed for everyone, and everyone is done with the slot that is filled next
+      load_next(slot == 0 ? ring_stages - 1 : slot - 1);
+
+      const float* strip_end = thread_at + stage.strip;
+      const float* tap       = ring + slot * stage_floats;
+      if (!odd)
+      {
+        accumulate_run_of<Policy, 0>(
+          stage.run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, stage.channels);
+      }
+      else if constexpr (Policy::phases_per_thread == 2)
+      {
+        accumulate_run_of<Policy, 1>(
+          stage.run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, stage.channels);
+      }
+      use.advance(problem, tile);
+      slot = slot == ring_stages - 1 ? 0 : slot + 1;
+    }
+    finish(i, sums);
+  }
+  copy_async_wait<0>();
+  __syncthreads(); // shared memory is free for whoever comes next
+}
+
+} // namespace block
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// A tile of accumulators whose rows of channels are held by neighbouring lanes of a warp.
+
+#include "../thread/chain.hpp"
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace block
+{
+
+/// The channels of one output position: Channels in this thread's registers, the others in the same registers of the
+/// \p lanes - 1 neighbouring lanes.
+template <int Channels, int Positions>
+class lane_row
+{
+public:
+  TCONV_DEVICE lane_row(float (&values)[Channels][Positions], int position, int64_t first, int64_t channels, int lanes)
+      : values_(values)
+      , position_(position)
+      , first_(first)
+      , valid_(channels - first > Channels ? Channels : static_cast<int>(channels - first))
+      , lanes_(lanes)
+  {}
+
+  TCONV_DEVICE static constexpr int size() { return Channels; }
+  TCONV_DEVICE float& operator[](int i) { return values_[i][position_]; }
+  TCONV_DEVICE int64_t channel(int i) const { return first_ + i; }
+  TCONV_DEVICE bool valid(int i) const { return i < valid_; }
+
+  /// Called by the whole warp. The butterfly adds the same two numbers in both lanes, so all lanes get the same bits.
+  template <class Op>
+  TCONV_DEVICE float all_reduce(float v, Op op) const
+  {
+    // All five steps without a branch: a loop over lanes_ would keep the reductions of neighbouring positions from overlapping.
+    TCONV_PRAGMA_UNROLL
+    for (int offset = 1; offset < 32; offset *= 2)
+    {
+      const float other = __shfl_xor_sync(0xffffffffu, v, offset);
+      v                 = offset < lanes_ ? op(v, other) : v;
+    }
+    return v;
+  }
+
+private:
+  float (&values_)[Channels][Positions];
+  int position_;
+  int64_t first_;
+  int valid_;
+  int lanes_;
+};
+
+/// Channels x Positions accumulators of one thread, as the chain sees them (tile concept of chain.hpp).
+template <int Channels, int Positions>
+struct lane_tile
+{
+  float (&values)[Channels][Positions];
+  int64_t n;
+  int64_t first_channel; ///< channel of values[0]
+  int64_t channels_total; ///< channels beyond it are padding
+  int lanes; ///< a power of two up to 32
+
+  TCONV_DEVICE static constexpr int channels() { return Channels; }
+  TCONV_DEVICE static constexpr int positions() { return Positions; }
+  TCONV_DEVICE float& operator()(int c, int p) { return values[c][p]; }
+  /// Padding channels read the operands of the last real one.
+  TCONV_DEVICE coordinate at(int c) const
+  {
+    const int64_t channel = first_channel + c;
+    return {n, channel < channels_total ? channel : channels_total - 1};
+  }
+  TCONV_DEVICE lane_row<Channels, Positions> row(int p)
+  {
+    return {values, p, first_channel, channels_total, lanes};
+  }
+};
+
+} // namespace block
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launch and check: the only place where kernels are started and CUDA errors become a status.
+
+#include "../options.hpp"
+#include "../status.hpp"
+
+#include <cuda_runtime_api.h>
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace runtime
+{
+
+/// Waits until the memory of the previous kernel on the stream is visible; the first statement of every kernel.
+TCONV_DEVICE void grid_dependency_wait()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+/// Lets the next kernel on the stream start its blocks as soon as all blocks of this one have called this or ended.
+TCONV_DEVICE void grid_dependency_release()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/// A CUDA error as a status; success passes.
+[[nodiscard]] inline status check(cudaError_t error, const char* where)
+{
+  return error == cudaSuccess ? status{} : status::cuda(static_cast<int>(error), cudaGetErrorName(error), where);
+}
+
+/// How to launch one kernel.
+struct launch_configuration
+{
+  int64_t blocks           = 1; ///< in x; at most 2^31 - 1
+  int threads              = 1;
+  std::size_t shared_bytes = 0;
+  /// The kernel waits by itself (grid_dependency_wait), so it may start while its predecessor drains.
+  bool overlap_predecessor = false;
+};
+
+/// The largest grid in x.
+inline constexpr int64_t max_grid = 0x7fffffff;
+
+/// Launches \p kernel and reports what the runtime says about it. \p name appears in the message.
+template <class... Parameters, class... Arguments>
+[[nodiscard]] status launch(const char* name,
+                            void (*kernel)(Parameters...),
+                            const launch_configuration& configuration,
+                            cudaStream_t stream,
+                            const Arguments&... arguments)
+{
+  if (configuration.shared_bytes > 48u * 1024u)
+  {
+    if (status s = check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              static_cast<int>(configuration.shared_bytes)),
+                         name);
+        !s.ok())
+    {
+      return s;
+    }
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+
+  cudaLaunchConfig_t config{};
+  config.gridDim          = dim3(static_cast<unsigned>(configuration.blocks));
+  config.blockDim         = dim3(static_cast<unsigned>(configuration.threads));
+  config.dynamicSmemBytes = configuration.shared_bytes;
+  config.stream           = stream;
+  config.attrs            = &attribute;
+  config.numAttrs         = configuration.overlap_predecessor ? 1u : 0u;
+  return check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
+}
+
+} // namespace runtime
+
+TCONV_CUDA_NAMESPACE_END

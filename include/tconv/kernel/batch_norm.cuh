@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// BatchNorm from merged moments, and its folding into per-channel affines and weights.
+
+#include "../batch_norm_arguments.hpp"
+#include "../detail/launch.cuh"
+#include "../taps.hpp"
+#include "../thread/chain.hpp"
+#include "../thread/moments.hpp"
+#include "collapse.cuh"
+
+#include <cub/block/block_reduce.cuh>
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace kernel
+{
+
+/// Slope of a chain of linear functors at \p at: the product of theirs.
+template <class... Functors>
+TCONV_DEVICE double chain_slope(const chain<Functors...>& functors, const coordinate& at)
+{
+  double slope = 1;
+  functors.for_each([&](const auto& functor) { slope *= detail::bind(functor, at).slope(); });
+  return slope;
+}
+
+/// Train-mode BatchNorm of globally averaged outputs, one channel per block.
+///
+/// \p partials [channels][partials_per_channel]: moments of the convolution's outputs; \p means [batch][channels]: exact means
+/// per sample. With a = slope of \p before, and everything centred before it is scaled,
+///     y[n, c] = gamma * a * (mean[n, c] - mean[c]) / sqrt(a^2 var[c] + eps) + beta.
+template <int Threads, class Chain>
+__global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>* partials,
+                                                           int64_t partials_per_channel,
+                                                           const double* means,
+                                                           float* y,
+                                                           int64_t batch,
+                                                           int64_t channels,
+                                                           const __grid_constant__ Chain before,
+                                                           const batch_norm_arguments arguments)
+{
+  using block_sum   = cub::BlockReduce<double, Threads>;
+  using block_merge = cub::BlockReduce<moments<double>, Threads>;
+  __shared__ typename block_sum::TempStorage sum_scratch;
+  __shared__ typename block_merge::TempStorage merge_scratch;
+  __shared__ double shared_mean;
+  __shared__ double shared_factor;
+  runtime::grid_dependency_wait();
+
+  for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
+  {
+    moments<double> mine;
+    for (int64_t i = threadIdx.x; i < partials_per_channel; i += Threads)
+    {
+      const moments<float> p = partials[c * partials_per_channel + i];
+      mine.merge({static_cast<double>(p.count), static_cast<double>(p.mean), static_cast<double>(p.m2)});
+    }
+    double sum = 0;
+    for (int64_t n = threadIdx.x; n < batch; n += Threads)
+    {
+      sum += means[n * channels + c];
+    }
+    // The order of both trees is fixed.
+    const moments<double> total =
+      block_merge(merge_scratch).Reduce(mine, [](moments<double> a, const moments<double>& b) {
+        a.merge(b);
+        return a;
+      });
+    sum = block_sum(sum_scratch).Sum(sum);
+    if (threadIdx.x == 0)
+    {
+      const coordinate at   = {0, c};
+      const double slope    = chain_slope(before, at);
+      const double mean     = sum / static_cast<double>(batch);
+      const double biased   = slope * slope * total.biased_variance();
+      const double unbiased = slope * slope * total.unbiased_variance();
+      const double gamma    = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
+      const auto momentum   = static_cast<double>(arguments.momentum);
+      shared_mean           = mean;
+      shared_factor         = slope * batch_norm_slope(biased, static_cast<double>(arguments.eps), gamma);
+      if (arguments.running_mean != nullptr)
+      {
+        const double now          = apply_to_mean(before, mean, at);
+        const double old          = static_cast<double>(arguments.running_mean[c]);
+        arguments.running_mean[c] = static_cast<float>((1.0 - momentum) * old + momentum * now);
+      }
+      if (arguments.running_var != nullptr)
+      {
+        const double old         = static_cast<double>(arguments.running_var[c]);
+        arguments.running_var[c] = static_cast<float>((1.0 - momentum) * old + momentum * unbiased);
+      }
+    }
+    __syncthreads();
+    const double beta = arguments.beta != nullptr ? static_cast<double>(arguments.beta[c]) : 0.0;
+    for (int64_t n = threadIdx.x; n < batch; n += Threads)
+    {
+      y[n * channels + c] = static_cast<float>(shared_factor * (means[n * channels + c] - shared_mean) + beta);
+    }
+    __syncthreads();
+  }
+}
+
+/// Per-channel slopes and offsets of BatchNorm in eval mode behind a bias: slope * (v + bias) + offset form folded into
+/// slopes[c] * v + offsets[c].
+template <int Threads>
+__global__ __launch_bounds__(Threads) void
+fold_batch_norm(const float* bias, const batch_norm_arguments arguments, float* slopes, float* offsets, int64_t channels)
+{
+  runtime::grid_dependency_wait();
+  for (int64_t c = static_cast<int64_t>(blockIdx.x) * Threads + threadIdx.x; c < channels;
+       c += static_cast<int64_t>(gridDim.x) * Threads)
+  {
+    const double gamma = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
+    const double beta  = arguments.beta != nullptr ? static_cast<double>(arguments.beta[c]) : 0.0;
+    const double shift = bias != nullptr ? static_cast<double>(bias[c]) : 0.0;
+    const double slope =
+      batch_norm_slope(static_cast<double>(arguments.running_var[c]), static_cast<double>(arguments.eps), gamma);
+    slopes[c]  = static_cast<float>(slope);
+    offsets[c] = static_cast<float>(slope * (shift - static_cast<double>(arguments.running_mean[c])) + beta);
+  }
+}
+
+/// folded[ci, co, taps] = w[ci, co, taps] * slopes[group(ci), co]: output channels are the second axis of the weights.
+template <int Threads>
+__global__ __launch_bounds__(Threads) void fold_into_weights(const float* w,
+                                         const float* slopes,
+                                         float* folded,
+                                         int64_t elements,
+                                         int64_t taps,
+                                         int64_t in_per_group,
+                                         int64_t out_per_group)
+{
+  runtime::grid_dependency_wait();
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * Threads + threadIdx.x; i < elements;
+       i += static_cast<int64_t>(gridDim.x) * Threads)
+  {
+    const int64_t row   = i / taps;
+    const int64_t group = row / out_per_group / in_per_group;
+    folded[i]           = w[i] * slopes[group * out_per_group + row % out_per_group];
+  }
+}
+
+} // namespace kernel
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The gather kernel, and what becomes of its accumulators: stored through a chain, or reduced to moments.
+
+#include "../block/gather.cuh"
+#include "../block/lane_tile.cuh"
+#include "../block/store.cuh"
+#include "../thread/moments.hpp"
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace kernel
+{
+
+/// The outputs of the calling thread in \p phase.
+template <class Policy>
+TCONV_DEVICE block::output_run locate_outputs(const gather_problem& problem,
+                                              const block::gather_tile& tile,
+                                              const block::gather_thread& thread,
+                                              const block::phase_number& phase)
+{
+  int64_t o[3];
+  for (int a = 0; a < 3; ++a)
+  {
+    o[a] = (tile.cell[a] + thread.cell[a]) * problem.axis[a].stride + phase.along[a];
+  }
+  const conv_axis* axis = problem.axis;
+  block::output_run run;
+  run.channel_stride = axis[0].out * axis[1].out * axis[2].out;
+  run.position       = (o[0] * axis[1].out + o[1]) * axis[2].out + o[2];
+  run.count          = 0;
+  run.step           = 1;
+  if (thread.active && o[0] < axis[0].out && o[1] < axis[1].out && o[2] < axis[2].out)
+  {
+    const int64_t step = Policy::phases_per_thread == 1 ? axis[2].stride : 1;
+    // Where a second output exists, the step is below the output extent; it may still exceed 32 bits in memory-less shapes.
+    const int64_t fit = ceil_div(axis[2].out - o[2], step);
+    run.count         = fit < Policy::positions_per_thread ? static_cast<int>(fit) : Policy::positions_per_thread;
+    run.step          = run.count > 1 ? static_cast<int>(step) : 1;
+  }
+  return run;
+}
+
+/// Finish by storing: the chain on the accumulators, then y.
+template <class Chain>
+struct store_outputs
+{
+  Chain functors;
+  float* y;
+  bool vector; ///< y and its rows start on multiples of 16 bytes
+
+  /// Per-thread state over the phases of a tile: none.
+  template <class Policy>
+  struct state
+  {
+    TCONV_DEVICE void add(const store_outputs& self,
+                          const gather_problem& problem,
+                          const block::gather_tile& tile,
+                          const block::gather_thread& thread,
+                          const block::phase_number& phase,
+                          block::accumulators<Policy>& sums)
+    {
+      constexpr int held  = Policy::channels_per_thread;
+      using tile_type     = block::lane_tile<held, Policy::positions_per_thread>;
+      tile_type values    = {sums, tile.n, thread.channel, problem.out_channels, problem.taps.lanes};
+      apply(self.functors, values);
+
+      const auto run         = locate_outputs<Policy>(problem, tile, thread, phase);
+      const int64_t channels = problem.out_channels - thread.channel;
+      float* base            = self.y + (tile.n * problem.out_channels + thread.channel) * run.channel_stride;
+      block::store_tile(sums, base, run, static_cast<int>(channels < held ? channels : held), self.vector);
+    }
+    TCONV_DEVICE void
+    done(const store_outputs&, const gather_problem&, const block::gather_tile&, const block::gather_thread&, int64_t, float*)
+    {}
+  };
+};
+
+/// Finish by reducing: per channel the moments of the tile's outputs, into partials[channel][work item].
+///
+/// Within a thread the mean of a phase is taken first and then the squares around it; everything else merges moments. The
+/// order of all merges is fixed.
+struct reduce_moments
+{
+  moments<float>* partials; ///< [out_channels][partials_per_channel]
+  int64_t partials_per_channel;
+
+  template <class Policy>
+  struct state
+  {
+    static constexpr int held = Policy::channels_per_thread;
+    moments<float> totals[held];
+
+    TCONV_DEVICE void add(const reduce_moments&,
+                          const gather_problem& problem,
+                          const block::gather_tile& tile,
+                          const block::gather_thread& thread,
+                          const block::phase_number& phase,
+                          block::accumulators<Policy>& sums)
+    {
+      const int count      = locate_outputs<Policy>(problem, tile, thread, phase).count;
+      const float inverse  = count > 0 ? 1.0f / static_cast<float>(count) : 0.0f;
+      TCONV_PRAGMA_UNROLL
+      for (int c = 0; c < held; ++c)
+      {
+        float sum = 0.0f;
+        TCONV_PRAGMA_UNROLL
+        for (int p = 0; p < Policy::positions_per_thread; ++p)
+        {
+          sum += p < count ? sums[c][p] : 0.0f;
+        }
+        const float mean = sum * inverse;
+        float m2         = 0.0f;
+        TCONV_PRAGMA_UNROLL
+        for (int p = 0; p < Policy::positions_per_thread; ++p)
+        {
+          const float centred = p < count ? sums[c][p] - mean : 0.0f;
+          m2                  = fmaf(centred, centred, m2);
+        }
+        totals[c].merge({static_cast<float>(count), mean, m2});
+      }
+    }
+
+    /// \p shared: room for one moments<float> per channel of the tile and warp. Called by the whole block.
+    TCONV_DEVICE void done(const reduce_moments& self,
+                           const gather_problem& problem,
+                           const block::gather_tile& tile,
+                           const block::gather_thread& thread,
+                           int64_t work_item,
+                           float* shared)
+    {
+      constexpr int warps = Policy::threads / 32;
+      auto* partial       = reinterpret_cast<moments<float>*>(shared);
+      const int width     = problem.taps.tile_channels;
+      const int warp      = static_cast<int>(threadIdx.x) / 32;
+      TCONV_PRAGMA_UNROLL
+      for (int c = 0; c < held; ++c)
+      {
+        for (int offset = problem.taps.lanes; offset < 32; offset *= 2)
+        {
+          moments<float> other;
+          other.count = __shfl_down_sync(0xffffffffu, totals[c].count, static_cast<unsigned>(offset));
+          other.mean  = __shfl_down_sync(0xffffffffu, totals[c].mean, static_cast<unsigned>(offset));
+          other.m2    = __shfl_down_sync(0xffffffffu, totals[c].m2, static_cast<unsigned>(offset));
+          totals[c].merge(other);
+        }
+        if (static_cast<int>(threadIdx.x) % 32 < problem.taps.lanes)
+        {
+          partial[warp * width + thread.lane * held + c] = totals[c];
+        }
+      }
+      __syncthreads();
+      const int64_t slot = (tile.n * problem.tiles[0] * problem.tiles[1] * problem.tiles[2] * problem.phase_splits)
+                         + work_item;
+      for (int c = static_cast<int>(threadIdx.x); c < width; c += Policy::threads)
+      {
+        const int64_t channel = tile.channel_tile * width + c;
+        if (channel < problem.out_channels)
+        {
+          moments<float> total = partial[c];
+          for (int i = 1; i < warps; ++i)
+          {
+            total.merge(partial[i * width + c]);
+          }
+          self.partials[channel * self.partials_per_channel + slot] = total;
+        }
+      }
+      __syncthreads();
+    }
+  };
+};
+
+/// Transposed convolution tile by tile; \p Finish says what becomes of the outputs.
+template <class Policy, class Finish>
+__global__ __launch_bounds__(Policy::threads, Policy::min_blocks) void
+gather(const __grid_constant__ gather_problem problem,
+       const float* x,
+       const float* weights,
+       const gather_stage* stages,
+       const unsigned* nonfinite,
+       const __grid_constant__ Finish finish)
+{
+  extern __shared__ float4 shared[];
+  // Raw storage: shared variables cannot have initialised members.
+  __shared__ alignas(block::gather_phase) unsigned char scratch[sizeof(block::gather_phase)];
+  // One copy for the block: registers are for accumulators.
+  __shared__ block::gather_tile tile;
+  runtime::grid_dependency_wait();
+
+  bool broken = false;
+  for (int i = static_cast<int>(threadIdx.x); i < problem.weight_blocks; i += Policy::threads)
+  {
+    broken = broken || nonfinite[i] != 0;
+  }
+  const bool finite = !__syncthreads_or(broken);
+
+  for (int64_t index = blockIdx.x; index < problem.blocks(); index += gridDim.x)
+  {
+    if (threadIdx.x == 0)
+    {
+      tile = block::locate_tile(problem, index);
+    }
+    __syncthreads();
+    const block::gather_thread thread = block::locate_thread<Policy>(problem, tile);
+    typename Finish::template state<Policy> state;
+    block::gather<Policy>(problem,
+                          tile,
+                          thread,
+                          x,
+                          weights,
+                          stages,
+                          finite,
+                          reinterpret_cast<float*>(shared),
+                          reinterpret_cast<block::gather_phase*>(scratch),
+                          [&](int phase, block::accumulators<Policy>& sums) {
+                            state.add(
+                              finish, problem, tile, thread, block::number_phase<Policy>(problem, tile.first_phase + phase), sums);
+                          });
+    __syncthreads();
+    // The work item without sample and channel tile: which part of the positions this was.
+    const int64_t per_sample = problem.tiles[0] * problem.tiles[1] * problem.tiles[2] * problem.phase_splits;
+    const int64_t item       = index / (problem.phase_splits * problem.taps.channel_tiles) * problem.phase_splits
+                       + index % problem.phase_splits;
+    state.done(finish, problem, tile, thread, item % per_sample, reinterpret_cast<float*>(shared));
+    __syncthreads(); // the tile is read by everyone until here
+  }
+}
+
+} // namespace kernel
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The mean of a transposed convolution over all output positions, collapsed: no convolution is computed.
+
+#include "../detail/arguments.cuh"
+#include "../detail/workspace_layout.hpp"
+#include "../kernel/collapse.cuh"
+#include "../shape.hpp"
+
+#include <algorithm>
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace runtime
+{
+
+/// How class sums are taken and where they lie; the same for query and run.
+struct collapse_plan
+{
+  collapse_problem problem;
+  detail::workspace_layout::piece<double> x_sums;
+  detail::workspace_layout::piece<double> w_sums;
+
+  collapse_plan(detail::workspace_layout& layout, const conv_transpose_shape<3>& shape)
+  {
+    using policy          = tuning::collapse_policy;
+    problem.batch         = shape.batch;
+    problem.in_channels   = shape.in_channels;
+    problem.out_channels  = shape.out_channels;
+    problem.in_per_group  = shape.in_channels / shape.groups;
+    problem.out_per_group = shape.out_channels / shape.groups;
+    for (int a = 0; a < 3; ++a)
+    {
+      problem.axis[a]    = shape.axis(a);
+      problem.classes[a] = problem.axis[a].class_count();
+      for (int64_t i = 0; i < std::min<int64_t>(problem.classes[a], collapse_problem::tabulated); ++i)
+      {
+        problem.table[a][i] = problem.axis[a].class_at(i);
+      }
+    }
+    const int64_t boxes   = shape.batch * shape.in_channels * problem.class_total();
+    const int64_t size    = shape.input_positions();
+    problem.slices        = std::max<int64_t>(
+      1, std::min(ceil_div(policy::wanted_blocks, std::max<int64_t>(boxes, 1)), size / policy::least_slice));
+    problem.weight_blocks = std::min(
+      policy::weight_blocks, ceil_div(shape.in_channels * problem.out_per_group, policy::sum_threads / 32));
+    x_sums = layout.add<double>(problem.input_sums());
+    w_sums = layout.add<double>(problem.weight_sums());
+  }
+
+  /// Class sums of x and w into the workspace.
+  [[nodiscard]] status
+  launch_sums(const float* x, const float* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
+  {
+    using policy          = tuning::collapse_policy;
+    collapse_problem p    = problem;
+    p.vector              = p.class_total() == 1 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0
+            && p.axis[0].in * p.axis[1].in * p.axis[2].in % 4 == 0;
+    const int64_t blocks  = p.weight_blocks + std::min(p.input_sums(), max_grid - p.weight_blocks);
+    return launch("tconv::kernel::class_sums",
+                  kernel::class_sums<policy>,
+                  {blocks, policy::sum_threads, 0, overlap_predecessor},
+                  stream,
+                  p,
+                  x,
+                  w,
+                  x_sums.get(space),
+                  w_sums.get(space));
+  }
+
+  /// Means through \p functors into y [batch, out_channels]; follows launch_sums().
+  template <class Chain, class Out>
+  [[nodiscard]] status launch_product(Out* y, const Chain& functors, const workspace& space, cudaStream_t stream) const
+  {
+    using policy         = tuning::collapse_policy;
+    const int64_t tiles  = Chain::across_channels ? 1 : ceil_div(problem.out_channels, policy::product_channels);
+    const int64_t blocks = std::min(problem.batch * tiles, max_grid);
+    return launch("tconv::kernel::class_product",
+                  kernel::class_product<policy, Chain, Out>,
+                  {blocks, policy::product_channels * policy::product_split, 0, true},
+                  stream,
+                  problem,
+                  x_sums.get(space),
+                  w_sums.get(space),
+                  y,
+                  functors);
+  }
+};
+
+} // namespace runtime
+
+/// Bytes of workspace that global_mean() needs; 0 for an invalid shape and where nothing is computed.
+template <int Rank, class... Functors>
+std::size_t global_mean_workspace_bytes(const conv_transpose_shape<Rank>& shape,
+                                        const chain<Functors...>& = chain<>{},
+                                        const options&            = {})
+{
+  if (!validate(shape).ok() || shape.output_elements() == 0)
+  {
+    return 0;
+  }
+  detail::workspace_layout layout;
+  runtime::collapse_plan(layout, detail::canonical(shape));
+  return layout.bytes();
+}
+
+/// y = functors(mean over all output positions of conv_transpose(x, w)), without computing the convolution.
+///
+/// Exact for any stride, padding, output_padding, dilation and groups; costs one read of x and w. Linear functors (bias, scale,
+/// affine, batch_norm) commute with the mean, so a pipeline that applies them before pooling is the same chain after it.
+///
+/// \param x         [batch, in_channels, input...] fp32, device memory
+/// \param w         [in_channels, out_channels / groups, kernel...] fp32
+/// \param y         [batch, out_channels] fp32; must not overlap x, w or the workspace
+/// \param shape     of the convolution
+/// \param functors  applied to the means; linear ones in double up to the first that is not
+/// \param opts      see options
+/// \param space     global_mean_workspace_bytes(shape, functors, opts) bytes
+/// \param stream    see conv_transpose()
+///
+/// Two launches. Errors as for conv_transpose().
+template <int Rank, class... Functors>
+[[nodiscard]] status global_mean(const float* x,
+                                 const float* w,
+                                 float* y,
+                                 const conv_transpose_shape<Rank>& shape,
+                                 const chain<Functors...>& functors,
+                                 const options& opts,
+                                 const workspace& space,
+                                 cudaStream_t stream)
+{
+  if (status s = validate(shape); !s.ok())
+  {
+    return s;
+  }
+  if (shape.output_elements() == 0)
+  {
+    return {};
+  }
+  detail::workspace_layout layout;
+  const runtime::collapse_plan plan(layout, detail::canonical(shape));
+  if (status s = runtime::check_call(
+        {{"x", x, 4 * shape.input_elements()}, {"w", w, 4 * shape.weight_elements()}},
+        {{"y", y, 4 * shape.batch * shape.out_channels}},
+        layout,
+        opts,
+        space);
+      !s.ok())
+  {
+    return s;
+  }
+  if (status s = plan.launch_sums(x, w, space, opts.programmatic_launch, stream); !s.ok())
+  {
+    return s;
+  }
+  return plan.launch_product(y, functors, space, stream);
+}
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What every launcher takes besides its tensors: options and a workspace.
+
+#include "detail/config.hpp"
+
+#include <cstddef>
+
+TCONV_NAMESPACE_BEGIN
+
+/// How products are formed.
+enum class math : int
+{
+  /// fp32-class: |err| <= (K + 8) * 2^-24 * (sum|x||w| + |bias|) per output before the epilogue, K products landing on it.
+  precise = 0,
+  /// Allows operands rounded to TF32 (adds 2^-10 * sum|x||w|). An engine may be more exact than asked.
+  tf32 = 1
+};
+
+/// Options of a launcher; the defaults suit everyone who has not measured otherwise.
+struct options
+{
+  tconv::math math = tconv::math::precise;
+  /// Lets the first kernel of the call start while the previous kernel on the stream drains (programmatic dependent launch,
+  /// sm_90 and newer). Every kernel of the library waits before it touches memory, so results do not depend on it.
+  bool programmatic_launch = false;
+  /// Asks the CUDA runtime whether each pointer can be read on the device (a few microseconds of host time a call). Null and
+  /// misaligned pointers are rejected in any case.
+  bool check_pointers = false;
+};
+
+/// Scratch memory of one call: device memory that starts on a multiple of 256 bytes. Its contents need no initialisation and
+/// mean nothing afterwards. Calls that may run at the same time need one each.
+struct workspace
+{
+  void* data        = nullptr;
+  std::size_t bytes = 0;
+};
+
+TCONV_NAMESPACE_END

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Everything: launchers, functors, shapes. The CPU reference (tconv/reference/) is included separately.
+
+#include "batch_norm_arguments.hpp"
+#include "launch/batch_norm_train_global_mean.cuh"
+#include "launch/conv_transpose.cuh"
+#include "launch/fold_batch_norm.cuh"
+#include "launch/global_mean.cuh"
+#include "options.hpp"
+#include "shape.hpp"
+#include "status.hpp"
+#include "thread/activation.hpp"
+#include "thread/affine.hpp"
+#include "thread/chain.hpp"
+#include "thread/moments.hpp"
+#include "thread/softmax.hpp"
+#include "version.hpp"

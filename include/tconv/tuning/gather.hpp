@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Policies of the gather engine: one thread computes channels_per_thread x (cells_per_thread * phases_per_thread) outputs.
+
+#include "../detail/config.hpp"
+
+TCONV_NAMESPACE_BEGIN
+
+namespace tuning
+{
+
+/// The register tile and launch bounds of one gather kernel.
+template <int ChannelsPerThread, int PhasesPerThread, int CellsPerThread, int Threads, int MinBlocks>
+struct gather_policy
+{
+  /// Output channels a thread computes: 8 for dense problems, 4 for 2 to 4 channels (a group), 1 for depthwise.
+  static constexpr int channels_per_thread = ChannelsPerThread;
+  /// Phases along w that a thread computes together; 2 for stride 2, so that its outputs are contiguous in memory.
+  static constexpr int phases_per_thread = PhasesPerThread;
+  /// Neighbouring cells along w per thread: they share the input values that the taps slide over.
+  static constexpr int cells_per_thread = CellsPerThread;
+  /// Outputs along w per thread.
+  static constexpr int positions_per_thread = cells_per_thread * phases_per_thread;
+  static constexpr int threads              = Threads;
+  static constexpr int min_blocks           = MinBlocks;
+
+  /// Longest run of taps along w that is unrolled over one strip of inputs.
+  static constexpr int max_run = 5;
+  /// Taps per run where a kernel row is cut into several (even, so that the phase pattern repeats).
+  static constexpr int cut_run = 4;
+  /// Weight stages in flight and floats per stage.
+  static constexpr int weight_stages       = 2;
+  static constexpr int weight_stage_floats = 4096;
+  static_assert(weight_stage_floats >= max_run * 32 * ChannelsPerThread, "tconv: a stage holds at least one input channel");
+  /// Dynamic shared memory of a block: two blocks fit on sm_90 (227 KB), one on sm_80 (163 KB), sm_86 and sm_89 (99 KB).
+  static constexpr int shared_bytes = 96 * 1024;
+};
+
+/// 64 accumulators a thread, so that 16 warps fit a multiprocessor: with 128 and 8 warps P1 was slower (docs/performance.md).
+template <int ChannelsPerThread, int PhasesPerThread>
+struct gather_default
+{
+  using type = gather_policy<ChannelsPerThread, PhasesPerThread, PhasesPerThread == 2 ? 4 : 8, 256, 2>;
+};
+
+/// Entries of the list of stages beyond which inputs are read through the cache instead: the list would rival the weights.
+inline constexpr int64_t gather_most_stages = int64_t{1} << 18;
+
+/// Blocks below which phases are spread over more blocks: about two for each multiprocessor of a large device.
+inline constexpr int64_t gather_wanted_blocks = 264;
+
+} // namespace tuning
+
+TCONV_NAMESPACE_END

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// conv_transpose() without a nonlinear epilogue, against the reference and the bound of the numerical contract.
+
+#include "common/conv_case.hpp"
+#include "common/device.hpp"
+#include "common/recipes.hpp"
+
+#include <tconv/tconv.cuh>
+
+#include <limits>
+
+namespace
+{
+
+using namespace tconv_test;
+using tconv::bias;
+using tconv::chain;
+
+/// Buffers of one call with guards everywhere.
+struct convolution
+{
+  shape3 shape;
+  device_buffer<float> x;
+  device_buffer<float> w;
+  device_buffer<float> b;
+  device_buffer<float> y;
+  workspace_buffer space;
+
+  convolution(const shape3& s,
+              const std::vector<float>& x_values,
+              const std::vector<float>& w_values,
+              const std::vector<float>& b_values,
+              std::int64_t misalignment = 0)
+      : shape(s)
+      , x(x_values, misalignment)
+      , w(w_values, misalignment)
+      , b(b_values, misalignment)
+      , y(s.output_elements(), misalignment)
+      , space(tconv::conv_transpose_workspace_bytes(s, chain(bias(nullptr))))
+  {}
+
+  bool run(launch_mode mode)
+  {
+    return tconv_test::run(mode, [&](cudaStream_t stream) {
+      return tconv::conv_transpose(
+        x.data(), w.data(), y.data(), shape, chain(bias(b.data())), tconv::options{}, space.get(), stream);
+    });
+  }
+  bool guards_intact() const
+  {
+    return x.guards_intact() && w.guards_intact() && b.guards_intact() && y.guards_intact() && space.guards_intact();
+  }
+};
+
+void check(const shape3& shape,
+           const std::vector<float>& x,
+           const std::vector<float>& w,
+           const std::vector<float>& b,
+           launch_mode mode          = launch_mode::direct,
+           std::int64_t misalignment = 0)
+{
+  convolution c(shape, x, w, b, misalignment);
+  ASSERT_TRUE(c.run(mode)) << to_string(shape);
+  const full_reference expected(x, w, shape);
+  EXPECT_TRUE(compare_convolution(c.y.download().data(), expected.with_bias(b.data()), extents_of(shape)))
+    << to_string(shape) << ", " << name_of(mode) << ", misalignment " << misalignment;
+  EXPECT_TRUE(c.guards_intact()) << to_string(shape);
+}
+
+void check_random_values(const shape3& shape, std::uint32_t seed, launch_mode mode = launch_mode::direct, std::int64_t misalignment = 0)
+{
+  check(shape,
+        random_values(seed, shape.input_elements()),
+        random_values(seed + 1000, shape.weight_elements()),
+        random_values(seed + 2000, shape.out_channels),
+        mode,
+        misalignment);
+}
+
+class conv_transpose_gpu : public gpu_test
+{};
+
+TEST_F(conv_transpose_gpu, awkward_shapes)
+{
+  std::uint32_t seed = 10;
+  for (const shape3& shape : awkward_shapes())
+  {
+    check_random_values(shape, seed++);
+  }
+}
+
+TEST_F(conv_transpose_gpu, awkward_shapes_on_a_side_stream_in_a_graph_and_unaligned)
+{
+  std::uint32_t seed = 500;
+  for (const shape3& shape : awkward_shapes())
+  {
+    check_random_values(shape, seed, launch_mode::side_stream, 1);
+    check_random_values(shape, seed, launch_mode::graph, 3);
+    ++seed;
+  }
+}
+
+TEST_F(conv_transpose_gpu, random_shapes)
+{
+  for (std::uint32_t i = 0; i < 300; ++i)
+  {
+    random_stream random(i);
+    const shape3 shape = random_shape(random, 4000000);
+    SCOPED_TRACE(random.replay());
+    check_random_values(shape, 7000 + i, launch_modes[i % 3], static_cast<std::int64_t>(i % 5));
+  }
+}
+
+TEST_F(conv_transpose_gpu, ranks_agree)
+{
+  const shape1 s1   = make_shape<1>({2, 3, 5, 1}, {17}, {4}, {2}, {1}, {1});
+  const auto x      = random_values(1, s1.input_elements());
+  const auto w      = random_values(2, s1.weight_elements());
+  const auto call   = [&](const auto& shape) {
+    device_buffer<float> dx(x);
+    device_buffer<float> dw(w);
+    device_buffer<float> dy(shape.output_elements());
+    workspace_buffer space(tconv::conv_transpose_workspace_bytes(shape));
+    EXPECT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+      return tconv::conv_transpose(dx.data(), dw.data(), dy.data(), shape, chain<>{}, tconv::options{}, space.get(), stream);
+    }));
+    return dy.download();
+  };
+  shape2 s2;
+  s2.batch          = 2;
+  s2.in_channels    = 3;
+  s2.out_channels   = 5;
+  s2.input          = {1, 17};
+  s2.kernel         = {1, 4};
+  s2.stride         = {1, 2};
+  s2.padding        = {0, 1};
+  s2.output_padding = {0, 1};
+  const auto y1     = call(s1);
+  EXPECT_EQ(y1, call(s2));
+  EXPECT_EQ(y1, call(tconv::detail::canonical(s1)));
+}
+
+// Small integers are exact in every engine and mode, so that a single misplaced tap shows as a wrong integer.
+TEST_F(conv_transpose_gpu, integers_are_exact)
+{
+  for (const shape3& shape : awkward_shapes())
+  {
+    const auto x = recipe_x_values(shape.input_elements());
+    const auto w = recipe_w_values(shape.weight_elements());
+    std::vector<float> b(static_cast<std::size_t>(shape.out_channels));
+    for (std::size_t c = 0; c < b.size(); ++c)
+    {
+      b[c] = static_cast<float>(c % 7) - 3.0f;
+    }
+    convolution c(shape, x, w, b);
+    ASSERT_TRUE(c.run(launch_mode::direct));
+    const full_reference expected(x, w, shape);
+    const auto y               = c.y.download();
+    const std::int64_t channel = shape.output_positions();
+    std::int64_t wrong         = 0;
+    for (std::size_t i = 0; i < y.size(); ++i)
+    {
+      const auto co = static_cast<std::int64_t>(i) / channel % shape.out_channels;
+      wrong += static_cast<double>(y[i]) != expected.value[i] + static_cast<double>(b[static_cast<std::size_t>(co)]);
+    }
+    EXPECT_EQ(wrong, 0) << to_string(shape);
+  }
+}
+
+TEST_F(conv_transpose_gpu, extreme_magnitudes_in_one_tensor)
+{
+  const shape3 shape = make_shape<3>({2, 16, 24, 1}, {3, 5, 9}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
+  auto x             = random_values(1, shape.input_elements());
+  for (std::size_t i = 0; i < x.size(); ++i)
+  {
+    x[i] *= i % 3 == 0 ? 1e30f : (i % 3 == 1 ? 1e-30f : 1.0f);
+  }
+  check(shape, x, random_values(2, shape.weight_elements()), random_values(3, shape.out_channels));
+}
+
+TEST_F(conv_transpose_gpu, subnormals_are_kept)
+{
+  const shape3 shape = make_shape<3>({1, 2, 8, 1}, {1, 3, 5}, {1, 3, 3}, {1, 2, 2}, {0, 1, 1});
+  auto x             = random_values(1, shape.input_elements());
+  for (float& v : x)
+  {
+    v *= 1e-40f;
+  }
+  check(shape, x, random_values(2, shape.weight_elements()), std::vector<float>(8, 0.0f));
+}
+
+// NaN and infinity in x reach exactly the outputs whose taps touch them. The reference scatters, so it knows.
+TEST_F(conv_transpose_gpu, nan_and_infinity_in_x_stay_where_they_land)
+{
+  const float specials[] = {std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()};
+  std::uint32_t seed     = 40;
+  for (const shape3& shape : awkward_shapes())
+  {
+    for (const float special : specials)
+    {
+      auto x = random_values(++seed, shape.input_elements());
+      x[random_bits(seed, 7) % x.size()] = special;
+      x.back()                           = special;
+      check(shape, x, random_values(seed + 1, shape.weight_elements()), random_values(seed + 2, shape.out_channels));
+    }
+  }
+}
+
+// The zeros of the halo are no inputs: an infinite weight must not meet them.
+TEST_F(conv_transpose_gpu, nan_and_infinity_in_w_stay_where_they_land)
+{
+  const float specials[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()};
+  std::uint32_t seed     = 140;
+  for (const shape3& shape : awkward_shapes())
+  {
+    for (const float special : specials)
+    {
+      auto w = random_values(++seed, shape.weight_elements());
+      w[random_bits(seed, 7) % w.size()] = special;
+      check(shape, random_values(seed + 1, shape.input_elements(), 0.5f, 1.0f), w, random_values(seed + 2, shape.out_channels));
+    }
+  }
+}
+
+TEST_F(conv_transpose_gpu, more_tiles_than_65535)
+{
+  // One output position per block in y or z would need 70,001 of them.
+  check_random_values(make_shape<3>({70001, 1, 2, 1}, {1, 1, 2}, {1, 1, 2}), 77);
+  check_random_values(tconv::detail::canonical(make_shape<1>({1, 1, 70001, 1}, {2}, {1})), 78);
+  check_random_values(tconv::detail::canonical(make_shape<2>({1, 70001, 1, 1}, {1, 2}, {1, 1})), 79);
+  check_random_values(make_shape<3>({1, 1, 1, 1}, {70001, 1, 1}, {2, 1, 1}, {2, 1, 1}), 80);
+}
+
+/// y at sampled positions against gather_at, without downloading all of it.
+void check_samples(const shape3& shape, const std::vector<float>& x, const std::vector<float>& w, const float* y, int samples)
+{
+  const output_extents e = extents_of(shape);
+  for (int j = 0; j < samples; ++j)
+  {
+    std::int64_t flat = 0;
+    if (j < 160)
+    {
+      // Around 2^31, around 2^32 and at the end.
+      const std::int64_t centre = j < 64 ? std::int64_t{1} << 31 : (j < 128 ? std::int64_t{1} << 32 : e.elements() - 16);
+      flat                      = centre + j % 64 - 32;
+    }
+    else
+    {
+      const auto bits = static_cast<std::uint64_t>(random_bits(5, static_cast<std::uint64_t>(2 * j))) << 32
+                      | random_bits(5, static_cast<std::uint64_t>(2 * j + 1));
+      flat = static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(e.elements()));
+    }
+    if (flat < 0 || flat >= e.elements())
+    {
+      continue;
+    }
+    float got = 0;
+    ASSERT_TRUE(cuda_ok(cudaMemcpy(&got, y + flat, sizeof(float), cudaMemcpyDeviceToHost), "sample"));
+    std::int64_t rest      = flat;
+    const std::int64_t ow  = rest % e.w;
+    rest /= e.w;
+    const std::int64_t oh  = rest % e.h;
+    rest /= e.h;
+    const std::int64_t od  = rest % e.d;
+    rest /= e.d;
+    const auto expected    = tconv::reference::conv_transpose_at(
+      x.data(), w.data(), shape, rest / e.c, rest % e.c, {od, oh, ow});
+    const auto terms  = static_cast<double>(expected.terms);
+    const double bound = (terms + 8) * 0x1p-24 * expected.magnitude + ulp(expected.value) / 2 + terms * 0x1p-149;
+    ASSERT_LE(std::fabs(static_cast<double>(got) - expected.value), bound)
+      << to_string(shape) << " at flat index " << flat << ": got " << got << ", expected " << expected.value;
+  }
+}
+
+void check_large(const shape3& shape)
+{
+  const auto x = random_values(1, shape.input_elements());
+  const auto w = random_values(2, shape.weight_elements());
+  device_buffer<float> dx(x);
+  device_buffer<float> dw(w);
+  device_buffer<float> dy(shape.output_elements());
+  workspace_buffer space(tconv::conv_transpose_workspace_bytes(shape));
+  ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+    return tconv::conv_transpose(dx.data(), dw.data(), dy.data(), shape, chain<>{}, tconv::options{}, space.get(), stream);
+  }));
+  check_samples(shape, x, w, dy.data(), 3000);
+  EXPECT_TRUE(dy.guards_intact());
+}
+
+// pytorch/pytorch #32866: offsets of C_out * k^3 * positions beyond 2^31.
+TEST_F(conv_transpose_gpu, large_products_of_extents)
+{
+  check_large(make_shape<3>({1, 64, 128, 1}, {8, 128, 172}, {5, 5, 5}, {2, 2, 2}, {2, 2, 2}, {1, 1, 1}));
+}
+
+// An output of 4,311,744,512 elements (16 GiB).
+TEST_F(conv_transpose_gpu, outputs_beyond_32_bits)
+{
+  check_large(make_shape<3>({1, 1, 8, 1}, {257, 512, 512}, {2, 2, 2}, {2, 2, 2}));
+}
+
+TEST_F(conv_transpose_gpu, a_thousand_launches_give_the_same_bits)
+{
+  const shape3 shape = make_shape<3>({2, 24, 64, 1}, {5, 9, 17}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
+  convolution c(shape,
+                random_values(1, shape.input_elements()),
+                random_values(2, shape.weight_elements()),
+                random_values(3, shape.out_channels));
+  ASSERT_TRUE(c.run(launch_mode::direct));
+  const auto first = c.y.download();
+  for (int i = 0; i < 1000; ++i)
+  {
+    if (i % 100 == 0)
+    {
+      c.y.poison();
+    }
+    ASSERT_TRUE(c.run(launch_mode::direct));
+    const auto again = c.y.download();
+    ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)), 0) << "launch " << i;
+  }
+}
+
+// pytorch/pytorch #129649: products by one and zero return x bit for bit, so fp32 is not silently TF32.
+TEST_F(conv_transpose_gpu, identity_weights_return_x_bit_for_bit)
+{
+  const shape3 shape = make_shape<3>({1, 1152, 1152, 1}, {1, 2, 5}, {1, 1, 1});
+  const auto x       = random_values(9, shape.input_elements(), -3.0f, 3.0f);
+  std::vector<float> w(static_cast<std::size_t>(shape.weight_elements()), 0.0f);
+  for (std::size_t c = 0; c < 1152; ++c)
+  {
+    w[c * 1152 + c] = 1.0f;
+  }
+  convolution c(shape, x, w, std::vector<float>(1152, 0.0f));
+  ASSERT_TRUE(c.run(launch_mode::direct));
+  EXPECT_EQ(c.y.download(), x);
+}
+
+TEST_F(conv_transpose_gpu, empty_outputs_write_nothing)
+{
+  for (const shape3& shape : {make_shape<3>({0, 2, 3, 1}, {2, 2, 2}, {2, 2, 2}),
+                              make_shape<3>({1, 2, 3, 1}, {1, 2, 2}, {1, 2, 2}, {1, 2, 2}, {0, 2, 2})})
+  {
+    device_buffer<float> y(16);
+    EXPECT_EQ(tconv::conv_transpose_workspace_bytes(shape), 0U);
+    EXPECT_TRUE(run(launch_mode::graph, [&](cudaStream_t stream) {
+      return tconv::conv_transpose<3>(nullptr, nullptr, y.data(), shape, chain<>{}, tconv::options{}, {}, stream);
+    }));
+    for (const float v : y.download())
+    {
+      EXPECT_TRUE(std::isnan(v));
+    }
+  }
+}
+
+} // namespace

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// global_mean(), fold_batch_norm() and batch_norm_train_global_mean() against a convolution that is computed in full.
+
+#include "common/conv_case.hpp"
+#include "common/device.hpp"
+#include "common/recipes.hpp"
+
+#include <tconv/reference/batch_norm.hpp>
+#include <tconv/reference/chain.hpp>
+#include <tconv/tconv.cuh>
+
+#include <limits>
+
+namespace
+{
+
+using namespace tconv_test;
+using tconv::chain;
+
+/// Values of y and the exact means of the convolution's outputs with their magnitude.
+struct mean_reference
+{
+  std::vector<double> mean;
+  std::vector<double> magnitude;
+
+  mean_reference(const std::vector<float>& x, const std::vector<float>& w, const shape3& s)
+  {
+    const full_reference full(x, w, s);
+    mean      = tconv::reference::global_mean(full.value.data(), s.batch, s.out_channels, s.output_positions());
+    magnitude = tconv::reference::global_mean(full.magnitude.data(), s.batch, s.out_channels, s.output_positions());
+  }
+};
+
+template <class Functors>
+std::vector<float> global_mean_on_device(const shape3& s,
+                                         const std::vector<float>& x,
+                                         const std::vector<float>& w,
+                                         const Functors& functors,
+                                         launch_mode mode          = launch_mode::direct,
+                                         std::int64_t misalignment = 0)
+{
+  device_buffer<float> dx(x, misalignment);
+  device_buffer<float> dw(w, misalignment);
+  device_buffer<float> dy(s.batch * s.out_channels, misalignment);
+  workspace_buffer space(tconv::global_mean_workspace_bytes(s, functors));
+  EXPECT_TRUE(run(mode, [&](cudaStream_t stream) {
+    return tconv::global_mean(dx.data(), dw.data(), dy.data(), s, functors, tconv::options{}, space.get(), stream);
+  })) << to_string(s);
+  EXPECT_TRUE(dx.guards_intact() && dw.guards_intact() && dy.guards_intact() && space.guards_intact()) << to_string(s);
+  return dy.download();
+}
+
+/// Sums are exact to fp64 beyond a thread's few values, so a mean is as good as the rounding of those: 64 of them at most.
+void check_mean(const shape3& s, std::uint32_t seed, launch_mode mode, std::int64_t misalignment)
+{
+  const auto x = random_values(seed, s.input_elements(), -0.5f, 1.0f);
+  const auto w = random_values(seed + 1, s.weight_elements());
+  const auto b = random_values(seed + 2, s.out_channels);
+  device_buffer<float> db(b);
+  const auto y = global_mean_on_device(s, x, w, chain(tconv::bias(db.data()), tconv::scale(2.0f)), mode, misalignment);
+  mean_reference expected(x, w, s);
+  for (std::size_t i = 0; i < y.size(); ++i)
+  {
+    const auto bias       = static_cast<double>(b[i % b.size()]);
+    expected.mean[i]      = 2.0 * (expected.mean[i] + bias);
+    expected.magnitude[i] = 2.0 * (expected.magnitude[i] + std::fabs(bias));
+  }
+  EXPECT_TRUE(compare_values(y.data(), expected.mean.data(), {s.batch, s.out_channels}, [&](std::int64_t i, double) {
+    return tolerance{8 * 0x1p-24 * expected.magnitude[static_cast<std::size_t>(i)], 0x1p-23};
+  })) << to_string(s);
+}
+
+class global_mean_gpu : public gpu_test
+{};
+
+TEST_F(global_mean_gpu, awkward_shapes)
+{
+  std::uint32_t seed = 1;
+  for (const shape3& s : awkward_shapes())
+  {
+    for (const launch_mode mode : launch_modes)
+    {
+      ++seed;
+      check_mean(s, seed, mode, seed % 4);
+    }
+  }
+}
+
+TEST_F(global_mean_gpu, random_shapes)
+{
+  for (std::uint32_t i = 0; i < 200; ++i)
+  {
+    random_stream random(1000 + i);
+    const shape3 s = random_shape(random, 1000000);
+    SCOPED_TRACE(random.replay());
+    check_mean(s, i, launch_modes[i % 3], i % 4);
+  }
+}
+
+// Long rows are cut into slices along w, deep boxes along their rows.
+TEST_F(global_mean_gpu, slices)
+{
+  check_mean(tconv::detail::canonical(make_shape<1>({1, 1, 3, 1}, {100003}, {4}, {2}, {1})), 3, launch_mode::direct, 1);
+  check_mean(tconv::detail::canonical(make_shape<1>({1, 1, 3, 1}, {100000}, {1})), 4, launch_mode::direct, 0);
+  check_mean(make_shape<3>({1, 2, 3, 1}, {20, 50, 41}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}), 5, launch_mode::direct, 0);
+}
+
+// Cropped taps must be left out: sum(x) * sum(w) / positions would give 133.2.
+TEST_F(global_mean_gpu, cropped_taps_do_not_count)
+{
+  const shape3 s = tconv::detail::canonical(make_shape<1>({1, 1, 1, 1}, {3}, {3}, {2}, {1}));
+  EXPECT_EQ(global_mean_on_device(s, {1, 2, 3}, {1, 10, 100}, chain<>{}), std::vector<float>{73.0f});
+}
+
+TEST_F(global_mean_gpu, recipe_with_bias)
+{
+  const shape3 s = tconv::detail::canonical(make_shape<2>({2, 2, 3, 1}, {3, 3}, {4, 4}, {2, 2}, {1, 1}, {1, 1}));
+  device_buffer<float> b(std::vector<float>{1, 2, 3});
+  const auto y = global_mean_on_device(
+    s, recipe_x_values(s.input_elements()), recipe_w_values(s.weight_elements()), chain(tconv::bias(b.data())));
+  const double expected[] = {90.0 / 49, 5.0 / 7, 204.0 / 49, 36.0 / 49, 124.0 / 49, 100.0 / 49};
+  for (std::size_t i = 0; i < 6; ++i)
+  {
+    EXPECT_EQ(y[i], static_cast<float>(expected[i]));
+  }
+}
+
+// An input that no tap brings anywhere does not count, not even a NaN; one that lands poisons its sample.
+TEST_F(global_mean_gpu, nan_counts_exactly_where_it_lands)
+{
+  std::uint32_t seed = 60;
+  for (const shape3& s : awkward_shapes())
+  {
+    auto x = random_values(++seed, s.input_elements());
+    x[random_bits(seed, 1) % x.size()] = std::numeric_limits<float>::quiet_NaN();
+    const auto w = random_values(seed + 1, s.weight_elements());
+    const auto y = global_mean_on_device(s, x, w, chain<>{});
+    const mean_reference expected(x, w, s);
+    for (std::size_t i = 0; i < y.size(); ++i)
+    {
+      EXPECT_EQ(std::isnan(y[i]), std::isnan(expected.mean[i])) << to_string(s) << ' ' << i;
+    }
+  }
+}
+
+TEST_F(global_mean_gpu, channel_functors_after_the_mean)
+{
+  for (const std::int64_t channels : {1, 7, 32, 33, 128, 1000})
+  {
+    const shape3 s     = make_shape<3>({3, 4, channels, 1}, {2, 3, 5}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
+    const auto x       = random_values(1, s.input_elements());
+    const auto w       = random_values(2, s.weight_elements(), -20.0f, 20.0f);
+    const auto funcs   = chain(tconv::scale(3.0f), tconv::channel_softmax{}, tconv::tanh{});
+    const auto y       = global_mean_on_device(s, x, w, funcs);
+    mean_reference expected(x, w, s);
+    double worst = 0;
+    for (const double m : expected.magnitude)
+    {
+      worst = std::fmax(worst, 3 * 8 * 0x1p-24 * m);
+    }
+    tconv::reference::apply(funcs, expected.mean.data(), s.batch, channels, 1);
+    EXPECT_TRUE(compare_values(y.data(), expected.mean.data(), {s.batch, channels}, [&](std::int64_t, double) {
+      return tolerance{worst, 4e-6};
+    }));
+  }
+}
+
+/// Arguments of a BatchNorm layer on host and device.
+struct layer
+{
+  std::vector<float> gamma, beta, mean, var;
+  device_buffer<float> d_gamma, d_beta, d_mean, d_var;
+
+  layer(std::uint32_t seed, std::int64_t channels)
+      : gamma(random_values(seed, channels, -2.0f, 2.0f))
+      , beta(random_values(seed + 1, channels))
+      , mean(random_values(seed + 2, channels))
+      , var(random_values(seed + 3, channels, 0.1f, 4.0f))
+      , d_gamma(gamma)
+      , d_beta(beta)
+      , d_mean(mean)
+      , d_var(var)
+  {}
+  tconv::batch_norm_arguments host() { return {gamma.data(), beta.data(), mean.data(), var.data()}; }
+  tconv::batch_norm_arguments device() { return {d_gamma.data(), d_beta.data(), d_mean.data(), d_var.data()}; }
+  bool guards_intact() const
+  {
+    return d_gamma.guards_intact() && d_beta.guards_intact() && d_mean.guards_intact() && d_var.guards_intact();
+  }
+};
+
+class batch_norm_gpu : public gpu_test
+{};
+
+// pytorch #180995, ultralytics #25364: with groups the output channel is the second axis of the weights within its group.
+TEST_F(batch_norm_gpu, folding_with_groups)
+{
+  const shape3 s = make_shape<3>({1, 4, 4, 2}, {1, 1, 1}, {1, 1, 1});
+  const std::vector<float> x{1, 2, 3, 4};
+  std::vector<float> w;
+  for (int ci = 0; ci < 4; ++ci)
+  {
+    w.push_back(static_cast<float>(10 * (ci + 1) + 1));
+    w.push_back(static_cast<float>(10 * (ci + 1) + 2));
+  }
+  const std::vector<float> bias{0.5f, -1, 2, 0};
+  layer bn(1, 4);
+  bn.d_mean.upload({50, 60, 200, 210});
+  bn.d_var.upload({4, 16, 25, 100});
+  bn.d_gamma.upload({1, 2, -1, 3});
+  bn.d_beta.upload({0, 1, 2, 3});
+  for (const float eps : {0.0f, 1e-5f})
+  {
+    tconv::batch_norm_arguments arguments = bn.device();
+    arguments.eps                         = eps;
+    device_buffer<float> dx(x), dw(w), db(bias), folded(8), slopes(4), offsets(4), y(4);
+    workspace_buffer space(tconv::conv_transpose_workspace_bytes(s));
+    ASSERT_TRUE(run(launch_mode::graph, [&](cudaStream_t stream) {
+      if (tconv::status r = tconv::fold_batch_norm(
+            dw.data(), db.data(), arguments, folded.data(), slopes.data(), offsets.data(), s, tconv::options{}, stream);
+          !r.ok())
+      {
+        return r;
+      }
+      return tconv::conv_transpose(
+        dx.data(), folded.data(), y.data(), s, chain(tconv::bias(offsets.data())), tconv::options{}, space.get(), stream);
+    }));
+    const std::vector<double> expected =
+      eps == 0.0f ? std::vector<double>{1.75, -1.5, -9.8, 19.2} : std::vector<double>{1.7499978, -1.4999992, -9.7999976, 19.1999992};
+    const auto got = y.download();
+    for (std::size_t c = 0; c < 4; ++c)
+    {
+      EXPECT_NEAR(static_cast<double>(got[c]), expected[c], 2e-5) << c; // offsets of 60 and more are rounded to fp32
+    }
+    // The functor normalises around the mean and does better.
+    ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+      return tconv::conv_transpose(
+        dx.data(),
+        dw.data(),
+        y.data(),
+        s,
+        chain(tconv::bias(db.data()),
+              tconv::batch_norm(arguments.running_mean, arguments.running_var, arguments.gamma, arguments.beta, eps)),
+        tconv::options{},
+        space.get(),
+        stream);
+    }));
+    const auto exact = y.download();
+    for (std::size_t c = 0; c < 4; ++c)
+    {
+      EXPECT_NEAR(static_cast<double>(exact[c]), expected[c], 4e-7 * std::fabs(expected[c]) + 1e-7) << c;
+    }
+  }
+}
+
+TEST_F(batch_norm_gpu, folding_where_variance_and_eps_are_zero_gives_beta)
+{
+  device_buffer<float> zero(std::vector<float>{0.0f}), three(std::vector<float>{3.0f}), slopes(1), offsets(1);
+  tconv::batch_norm_arguments arguments{three.data(), three.data(), three.data(), zero.data(), 0.0f};
+  ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+    return tconv::fold_batch_norm(nullptr, arguments, slopes.data(), offsets.data(), 1, tconv::options{}, stream);
+  }));
+  EXPECT_EQ(slopes.download()[0], 0.0f);
+  EXPECT_EQ(offsets.download()[0], 3.0f);
+}
+
+/// Largest relative error of the variance, from running_var with momentum 1 (which is then the unbiased variance).
+void check_train(const shape3& s,
+                 const std::vector<float>& x,
+                 const std::vector<float>& w,
+                 double variance_error,
+                 launch_mode mode          = launch_mode::direct,
+                 std::int64_t misalignment = 0)
+{
+  layer bn(7, s.out_channels);
+  const auto bias = random_values(11, s.out_channels);
+  device_buffer<float> dx(x, misalignment), dw(w, misalignment), db(bias), dy(s.batch * s.out_channels, misalignment);
+  const auto before = chain(tconv::bias(db.data()), tconv::scale(2.0f));
+  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, before));
+  auto arguments     = bn.device();
+  arguments.momentum = 1.0f;
+  arguments.eps      = 1e-3f;
+  ASSERT_TRUE(run(mode, [&](cudaStream_t stream) {
+    return tconv::batch_norm_train_global_mean(
+      dx.data(), dw.data(), dy.data(), s, before, arguments, tconv::options{}, space.get(), stream);
+  })) << to_string(s);
+  EXPECT_TRUE(bn.guards_intact() && dy.guards_intact() && space.guards_intact() && dx.guards_intact());
+
+  full_reference full(x, w, s);
+  tconv::reference::apply(chain(tconv::bias(bias.data()), tconv::scale(2.0f)), full.value.data(), s.batch, s.out_channels, s.output_positions());
+  auto host          = bn.host();
+  host.momentum      = 1.0f;
+  host.eps           = 1e-3f;
+  const auto moments = tconv::reference::batch_norm_train(full.value.data(), s.batch, s.out_channels, s.output_positions(), host);
+  const auto expected = tconv::reference::global_mean(full.value.data(), s.batch, s.out_channels, s.output_positions());
+  const auto var      = bn.d_var.download();
+  const auto mean     = bn.d_mean.download();
+  for (std::size_t c = 0; c < var.size(); ++c)
+  {
+    const double exact = moments[c].unbiased_variance();
+    // Rounding of each output adds at most (K + 8) 2^-24 S to it, hence 2 * that * |y| to the sum of squares where the variance
+    // itself is tiny; values here have variances of the order of their squares.
+    EXPECT_NEAR(static_cast<double>(var[c]), exact, variance_error * exact + 1e-12) << to_string(s) << " channel " << c;
+    EXPECT_NEAR(static_cast<double>(mean[c]), moments[c].mean, 1e-6 * (std::fabs(moments[c].mean) + std::sqrt(exact)) + 1e-9)
+      << to_string(s) << " channel " << c;
+  }
+  EXPECT_TRUE(compare_values(dy.download().data(), expected.data(), {s.batch, s.out_channels}, [&](std::int64_t, double) {
+    return tolerance{2e-6, variance_error};
+  })) << to_string(s);
+}
+
+TEST_F(batch_norm_gpu, train_over_awkward_shapes)
+{
+  std::uint32_t seed = 5;
+  for (const shape3& s : awkward_shapes())
+  {
+    if (s.batch * s.output_positions() < 2)
+    {
+      continue;
+    }
+    ++seed;
+    check_train(s,
+                random_values(seed, s.input_elements()),
+                random_values(seed + 1, s.weight_elements()),
+                1e-5,
+                launch_modes[seed % 3],
+                seed % 4);
+  }
+}
+
+TEST_F(batch_norm_gpu, train_over_random_shapes)
+{
+  for (std::uint32_t i = 0; i < 100; ++i)
+  {
+    random_stream random(3000 + i);
+    const shape3 s = random_shape(random, 1000000);
+    if (s.batch * s.output_positions() < 2)
+    {
+      continue;
+    }
+    SCOPED_TRACE(random.replay());
+    check_train(s, random_values(i, s.input_elements()), random_values(i + 1, s.weight_elements()), 1e-5);
+  }
+}
+
+// tt-metal #45968, flax #1491: E[y^2] - E[y]^2 in fp32 gives 0 or less at a mean of 4096.
+TEST_F(batch_norm_gpu, train_with_a_large_mean)
+{
+  for (const float m : {5.0f, 4096.0f, 65536.0f})
+  {
+    const shape3 s = tconv::detail::canonical(make_shape<1>({1, 1, 1, 1}, {128}, {1}));
+    std::vector<float> x;
+    for (int i = 0; i < 128; ++i)
+    {
+      x.push_back(m + (i % 2 == 0 ? 0.125f : -0.125f));
+    }
+    layer bn(1, 1);
+    device_buffer<float> dx(x), dw(std::vector<float>{1.0f}), dy(1);
+    tconv::batch_norm_arguments arguments{nullptr, nullptr, bn.d_mean.data(), bn.d_var.data(), 1e-5f, 1.0f};
+    workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s));
+    ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+      return tconv::batch_norm_train_global_mean(
+        dx.data(), dw.data(), dy.data(), s, chain<>{}, arguments, tconv::options{}, space.get(), stream);
+    }));
+    EXPECT_EQ(bn.d_mean.download()[0], m);
+    EXPECT_EQ(bn.d_var.download()[0], static_cast<float>(0.015625 * 128 / 127)) << m;
+    EXPECT_EQ(dy.download()[0], 0.0f);
+  }
+}
+
+TEST_F(batch_norm_gpu, constant_channels_give_beta_exactly)
+{
+  const shape3 s = make_shape<3>({3, 2, 5, 1}, {2, 3, 4}, {1, 1, 1});
+  layer bn(3, 5);
+  device_buffer<float> dx(std::vector<float>(static_cast<std::size_t>(s.input_elements()), 3.0f));
+  device_buffer<float> dw(random_values(1, s.weight_elements(), 1.0f, 1.0f)), dy(15);
+  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s));
+  ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+    return tconv::batch_norm_train_global_mean(
+      dx.data(), dw.data(), dy.data(), s, chain<>{}, bn.device(), tconv::options{}, space.get(), stream);
+  }));
+  const auto y = dy.download();
+  for (std::size_t i = 0; i < y.size(); ++i)
+  {
+    EXPECT_EQ(y[i], bn.beta[i % 5]);
+  }
+}
+
+// pytorch #60528: the running variance is unbiased, the normalisation biased; x = (n + 1) + l + 4c through identity weights.
+TEST_F(batch_norm_gpu, running_statistics)
+{
+  const shape3 s = tconv::detail::canonical(make_shape<1>({4, 3, 3, 1}, {4}, {1}));
+  std::vector<float> x;
+  for (int n = 0; n < 4; ++n)
+  {
+    for (int c = 0; c < 3; ++c)
+    {
+      for (int l = 0; l < 4; ++l)
+      {
+        x.push_back(static_cast<float>(n + 1 + l + 4 * c));
+      }
+    }
+  }
+  device_buffer<float> dx(x), dw(std::vector<float>{1, 0, 0, 0, 1, 0, 0, 0, 1}), dy(12);
+  device_buffer<float> mean(std::vector<float>(3, 0.0f)), var(std::vector<float>(3, 1.0f));
+  tconv::batch_norm_arguments arguments{nullptr, nullptr, mean.data(), var.data()};
+  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s));
+  ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+    return tconv::batch_norm_train_global_mean(
+      dx.data(), dw.data(), dy.data(), s, chain<>{}, arguments, tconv::options{}, space.get(), stream);
+  }));
+  const auto m = mean.download();
+  const auto v = var.download();
+  const float expected[] = {0.4f, 0.8f, 1.2f};
+  for (std::size_t c = 0; c < 3; ++c)
+  {
+    EXPECT_FLOAT_EQ(m[c], expected[c]);
+    EXPECT_FLOAT_EQ(v[c], 1.16666667f);
+  }
+  // Mean over l of the first sample: 2.5 against a mean of 4 and a biased variance of 2.5.
+  EXPECT_NEAR(static_cast<double>(dy.download()[0]), -1.5 / std::sqrt(2.5 + 1e-5), 1e-6);
+}
+
+TEST_F(batch_norm_gpu, untracked_statistics_and_batch_zero)
+{
+  shape3 s = make_shape<3>({2, 2, 3, 1}, {2, 2, 2}, {2, 2, 2}, {2, 2, 2});
+  device_buffer<float> dx(random_values(1, s.input_elements())), dw(random_values(2, s.weight_elements())), dy(6);
+  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s));
+  ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+    return tconv::batch_norm_train_global_mean(
+      dx.data(), dw.data(), dy.data(), s, chain<>{}, tconv::batch_norm_arguments{}, tconv::options{}, space.get(), stream);
+  }));
+  for (const float v : dy.download())
+  {
+    EXPECT_FALSE(std::isnan(v));
+  }
+  s.batch = 0;
+  layer bn(3, 3);
+  ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+    return tconv::batch_norm_train_global_mean(
+      dx.data(), dw.data(), dy.data(), s, chain<>{}, bn.device(), tconv::options{}, {}, stream);
+  }));
+  EXPECT_EQ(bn.d_mean.download(), bn.mean);
+  EXPECT_EQ(bn.d_var.download(), bn.var);
+}
+
+TEST_F(batch_norm_gpu, a_thousand_launches_give_the_same_bits)
+{
+  const shape3 s = make_shape<3>({4, 8, 24, 1}, {4, 7, 9}, {3, 3, 3});
+  layer bn(3, 24);
+  device_buffer<float> dx(random_values(1, s.input_elements())), dw(random_values(2, s.weight_elements())), dy(96);
+  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s));
+  std::vector<float> first;
+  for (int i = 0; i < 1000; ++i)
+  {
+    bn.d_mean.upload(bn.mean);
+    bn.d_var.upload(bn.var);
+    ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+      return tconv::batch_norm_train_global_mean(
+        dx.data(), dw.data(), dy.data(), s, chain<>{}, bn.device(), tconv::options{}, space.get(), stream);
+    }));
+    auto now       = dy.download();
+    const auto var = bn.d_var.download();
+    now.insert(now.end(), var.begin(), var.end());
+    first = i == 0 ? now : first;
+    ASSERT_EQ(std::memcmp(first.data(), now.data(), now.size() * sizeof(float)), 0) << "launch " << i;
+  }
+}
+
+} // namespace
