@@ -153,66 +153,78 @@ TCONV_DEVICE gather_phase locate_phase(const gather_problem& problem, const gath
   return phase;
 }
 
-/// Walks over the lists of stages of a tile's phases. The copies and the products walk the same path, the copies a few stages
-/// ahead. Two walks live across the main loop, so they hold no more than where they are.
+/// What the main loop needs to know of a stage.
+struct stage_work
+{
+  int strip;
+  int channels; ///< 0 at the end
+  int chunk;
+  int run;
+};
+
+/// Walks over phases, chunks of input channels and the stages of each phase's list.
 class stage_walk
 {
 public:
-  /// Stands on the first stage of \p phases phases whose lists begin at \p list, or at the end.
-  TCONV_DEVICE stage_walk(const gather_problem& problem, const gather_tile& tile, const gather_stage* list, int phases)
+  /// \p list: the list of the first of \p phases phases, in shared or global memory.
+  TCONV_DEVICE stage_walk(const gather_stage* list, int phases)
       : at_(list)
       , left_(phases)
-  {
-    if (left_ > 0)
-    {
-      find(problem, tile);
-    }
-  }
+  {}
 
-  /// Phases not yet finished; 0 at the end. The stage belongs to the first of them.
+  /// Phases not yet finished; 0 at the end. The stage that next() returned belongs to the first of them.
   TCONV_DEVICE int phases_left() const { return left_; }
-  /// The stage, read in two 16-byte pieces at once.
-  TCONV_DEVICE gather_stage stage() const
+
+  /// The next stage that meets inputs of \p tile, with its weights.
+  TCONV_DEVICE stage_work next(const gather_problem& problem, const gather_tile& tile, int64_t& weights, int& floats)
   {
-    static_assert(sizeof(gather_stage) == 2 * sizeof(int4), "a stage is read in two pieces");
-    const int4 pieces[2] = {__ldg(reinterpret_cast<const int4*>(at_)), __ldg(reinterpret_cast<const int4*>(at_) + 1)};
-    gather_stage result;
-    memcpy(&result, pieces, sizeof(result));
-    return result;
-  }
-  TCONV_DEVICE void advance(const gather_problem& problem, const gather_tile& tile)
-  {
-    ++at_;
-    find(problem, tile);
+    while (left_ > 0)
+    {
+      const gather_stage s = *at_;
+      if (s.last)
+      {
+        if (s.first > 0 && ++chunk_ < static_cast<int>(problem.chunks()))
+        {
+          at_ -= s.first; // the same list for the next chunk
+          continue;
+        }
+        chunk_ = 0;
+        --left_;
+        at_ += problem.phase_stages - s.first;
+        continue;
+      }
+      ++at_;
+      const int rest     = static_cast<int>(problem.taps.in_per_group) - chunk_ * problem.chunk - s.first;
+      const int channels = s.channels < rest ? s.channels : rest;
+      const int in_chunk = problem.chunk - s.first;
+      if (channels > 0 && s.shift_d >= tile.least_shift[0] && s.shift_d <= tile.most_shift[0]
+          && s.shift_h >= tile.least_shift[1] && s.shift_h <= tile.most_shift[1])
+      {
+        const int held = channels < in_chunk ? channels : in_chunk;
+        weights        = s.weights + static_cast<int64_t>(chunk_) * problem.chunk * s.unit;
+        floats         = held * s.unit;
+        return {s.strip, held, chunk_, s.run};
+      }
+    }
+    return {0, 0, 0, 0};
   }
 
 private:
-  TCONV_DEVICE void find(const gather_problem& problem, const gather_tile& tile)
-  {
-    while (true)
-    {
-      const gather_stage s = stage();
-      if (s.last)
-      {
-        if (--left_ == 0)
-        {
-          return;
-        }
-        // Lists have one length; the entries behind the last are not used.
-        at_ += s.chunk;
-        continue;
-      }
-      if (s.floats > 0 && s.shift_d >= tile.least_shift[0] && s.shift_d <= tile.most_shift[0]
-          && s.shift_h >= tile.least_shift[1] && s.shift_h <= tile.most_shift[1])
-      {
-        return;
-      }
-      ++at_;
-    }
-  }
-
   const gather_stage* at_;
   int left_;
+  int chunk_ = 0;
+};
+
+/// Division of numbers below 2^21 by one divisor, by a reciprocal: exact, because (n + 1/2) / d is at least 1/(2d) away from any
+/// integer, far beyond the rounding of the product.
+class small_divisor
+{
+public:
+  TCONV_DEVICE explicit small_divisor(int divisor) : reciprocal_(1.0f / static_cast<float>(divisor)) {}
+  TCONV_DEVICE int quotient(int n) const { return static_cast<int>((static_cast<float>(n) + 0.5f) * reciprocal_); }
+
+private:
+  float reciprocal_;
 };
 
 /// Stages \p channels input channels from \p first_channel on (of every group of the tile), zeros outside the input.
@@ -242,65 +254,50 @@ TCONV_DEVICE void stage_input(
   const int64_t groups_left = problem.groups - first_group;
   const int groups          = groups_left < problem.tile_groups ? static_cast<int>(groups_left) : problem.tile_groups;
 
-  // A warp copies one row, or several short ones side by side. (group, channel, d, h) of the row and its addresses are carried
-  // along: no division, no product.
+  // A warp copies one row, or several short ones side by side. Rows are numbered (group, channel, d, h).
   const int width            = quads ? 4 : 1;
   const int columns          = (problem.width + width - 1) / width;
   const int at_once          = columns < 32 ? 32 / columns : 1;
   const int sub_row          = at_once > 1 ? lane / columns : 0;
   const int column           = (at_once > 1 ? lane % columns : lane) * width;
-  const int row_stride       = Policy::threads / 32 * at_once;
   const int64_t row_step     = problem.axis[2].in;
   const int64_t plane_step   = problem.axis[1].in * row_step;
   const int64_t channel_step = problem.axis[0].in * plane_step;
-  int h                      = static_cast<int>(threadIdx.x) / 32 * at_once + sub_row;
-  int d                      = 0;
-  int c                      = 0;
-  int g                      = sub_row < at_once ? 0 : groups;
-  const float* source        = x
+  const int plane_rows       = problem.rows[0] * problem.rows[1];
+  const int rows             = groups * channels * plane_rows;
+  const small_divisor by_plane(plane_rows);
+  const small_divisor by_height(problem.rows[1]);
+  const float* corner = x
                       + ((tile.n * problem.in_channels + first_group * problem.taps.in_per_group + first_channel) * channel_step
-                         + base[0] * plane_step + (base[1] + h) * row_step + base[2] + column);
-  float* target = staged + h * problem.pitch + column;
-  while (true)
+                         + base[0] * plane_step + base[1] * row_step + base[2] + column);
+  for (int row = static_cast<int>(threadIdx.x) / 32 * at_once + sub_row; sub_row < at_once && row < rows;
+       row += Policy::threads / 32 * at_once)
   {
-    while (h >= problem.rows[1])
+    int c       = by_plane.quotient(row);
+    const int p = row - c * plane_rows;
+    const int d = by_height.quotient(p);
+    const int h = p - d * problem.rows[1];
+    int target  = c * problem.plane + p * problem.pitch + column;
+    if (groups > 1)
     {
-      h -= problem.rows[1];
-      source += plane_step - problem.rows[1] * row_step;
-      if (++d == problem.rows[0])
-      {
-        d = 0;
-        source += channel_step - problem.rows[0] * plane_step;
-        target += problem.plane - problem.rows[0] * problem.rows[1] * problem.pitch;
-        if (++c == channels)
-        {
-          c = 0;
-          source += (problem.taps.in_per_group - channels) * channel_step;
-          target += (problem.chunk - channels) * problem.plane;
-          ++g;
-        }
-      }
+      const int g = c / channels;
+      c += g * static_cast<int>(problem.taps.in_per_group - channels);
+      target += g * (problem.chunk - channels) * problem.plane;
     }
-    if (g >= groups)
-    {
-      return;
-    }
+    const float* source   = corner + c * channel_step + d * plane_step + h * row_step;
     const bool row_inside = h >= begin[1] && h < end[1] && d >= begin[0] && d < end[0];
     for (int w = 0; w + column < problem.width; w += 32 * width)
     {
       const bool inside = row_inside && w + column >= begin[2] && w + column < end[2];
       if (quads)
       {
-        copy_async_16_or_zero(target + w, inside ? source + w : x, inside);
+        copy_async_16_or_zero(staged + target + w, inside ? source + w : x, inside);
       }
       else
       {
-        copy_async_or_zero(target + w, inside ? source + w : x, inside);
+        copy_async_or_zero(staged + target + w, inside ? source + w : x, inside);
       }
     }
-    h += row_stride;
-    source += row_stride * row_step;
-    target += row_stride * problem.pitch;
   }
 }
 
@@ -379,6 +376,17 @@ struct run_pattern
   }
 };
 
+/// Reads neighbouring staged inputs.
+template <int Count>
+TCONV_DEVICE void load_strip(const float* at, float (&strip)[Count])
+{
+  TCONV_PRAGMA_UNROLL
+  for (int i = 0; i < Count; ++i)
+  {
+    strip[i] = at[i];
+  }
+}
+
 /// Slides \p Taps taps over the strip of each of \p channels input channels.
 ///
 /// \p strip_end: the staged input that the first tap of the run brings to the thread's first cell.
@@ -388,24 +396,31 @@ TCONV_DEVICE void accumulate_run(
 {
   using pattern         = run_pattern<Policy, Parity>;
   constexpr int cells   = Policy::cells_per_thread;
+  constexpr int held    = Policy::channels_per_thread;
   constexpr int span    = pattern::shift(Taps - 1);
   const float* strip_at = strip_end - span;
-#pragma unroll 1
-  for (int c = 0; c < channels; ++c)
+
+  // The strip of the next channel and the weights of the next tap are under way while the present ones are multiplied: few warps
+  // share a scheduler, and shared memory takes some thirty cycles. Past the end, the last ones are read again.
+  float strip[cells + span];
+  float w[held];
+  load_strip(strip_at, strip);
+  load_channels<Policy>(weights, lane, lanes, w);
+#pragma unroll 2
+  for (int c = 1; c <= channels; ++c)
   {
-    float strip[cells + span];
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < cells + span; ++i)
-    {
-      strip[i] = strip_at[i];
-    }
+    const bool more           = c < channels;
+    const float* next_strip   = more ? strip_at + plane : strip_at;
+    const float* next_weights = more ? weights + Taps * tile_channels : weights;
+    float coming[cells + span];
+    load_strip(next_strip, coming);
     TCONV_PRAGMA_UNROLL
     for (int j = 0; j < Taps; ++j)
     {
-      float w[Policy::channels_per_thread];
-      load_channels<Policy>(weights + j * tile_channels, lane, lanes, w);
+      float next[held];
+      load_channels<Policy>(j + 1 < Taps ? weights + (j + 1) * tile_channels : next_weights, lane, lanes, next);
       TCONV_PRAGMA_UNROLL
-      for (int v = 0; v < Policy::channels_per_thread; ++v)
+      for (int v = 0; v < held; ++v)
       {
         TCONV_PRAGMA_UNROLL
         for (int i = 0; i < cells; ++i)
@@ -413,10 +428,16 @@ TCONV_DEVICE void accumulate_run(
           float& sum = sums[v][i * Policy::phases_per_thread + pattern::phase(j)];
           sum        = fmaf(strip[i + span - pattern::shift(j)], w[v], sum);
         }
+        w[v] = next[v];
       }
     }
-    strip_at += plane;
-    weights += Taps * tile_channels;
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < cells + span; ++i)
+    {
+      strip[i] = coming[i];
+    }
+    strip_at = next_strip;
+    weights  = next_weights;
   }
 }
 
@@ -536,7 +557,7 @@ __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
 /// Computes the phases of \p tile one after the other and hands each to finish(phase number, sums), where the number counts from
 /// the tile's first phase.
 ///
-/// \p stages: the lists of stages. \p shared: weight_stages * weight_stage_floats + problem.staged_floats() floats, 16-byte
+/// \p stages: the lists of stages. \p shared: 2 * weight_stage_floats + problem.staged_floats() floats, 16-byte
 /// aligned. \p scratch: one gather_phase in shared memory. \p finite: whether all weights are finite. Called by the whole block.
 template <class Policy, class Finish>
 TCONV_DEVICE void gather(const gather_problem& problem,
@@ -550,35 +571,38 @@ TCONV_DEVICE void gather(const gather_problem& problem,
                          gather_phase* scratch,
                          Finish&& finish)
 {
-  constexpr int ring_stages  = Policy::weight_stages;
   constexpr int stage_floats = Policy::weight_stage_floats;
   const packed_taps& packed  = problem.taps;
-  float* ring                = shared;
-  float* staged              = shared + ring_stages * stage_floats;
+  float* staged              = shared + 2 * stage_floats; // behind two stages of weights
   const bool direct          = !problem.staged || !finite;
   weights += tile.channel_tile * packed.kernel[0] * packed.kernel[1] * packed.row_floats();
 
-  stage_walk load(
-    problem, tile, stages + tile.first_phase * problem.phase_stages, direct ? 0 : tile.phase_count);
-  stage_walk use = load;
-  const auto load_next = [&](int slot) {
-    if (load.phases_left() > 0)
-    {
-      const gather_stage next = load.stage();
-      stage_weights<Policy>(next.weights, next.floats, weights, ring + slot * stage_floats);
-      load.advance(problem, tile);
-    }
-    copy_async_commit(); // also where there is nothing left, so that the count of groups stays in step
-  };
-  TCONV_PRAGMA_UNROLL
-  for (int i = 0; i < ring_stages - 1; ++i)
+  const gather_stage* list = stages + tile.first_phase * problem.phase_stages;
+  if (problem.list_in_shared)
   {
-    load_next(i);
+    auto* copy      = reinterpret_cast<int4*>(staged + (problem.staged_floats() + 3) / 4 * 4);
+    const int words = static_cast<int>(tile.phase_count * problem.phase_stages * (sizeof(gather_stage) / sizeof(int4)));
+    for (int i = static_cast<int>(threadIdx.x); i < words; i += Policy::threads)
+    {
+      copy[i] = __ldg(reinterpret_cast<const int4*>(list) + i);
+    }
+    list = reinterpret_cast<const gather_stage*>(copy);
+    __syncthreads();
   }
+  stage_walk walk(list, direct ? 0 : tile.phase_count);
+  stage_work coming;
+  int slot             = 0;
+  const auto copy_next = [&](int into) {
+    int64_t from = 0;
+    int floats   = 0;
+    coming       = walk.next(problem, tile, from, floats);
+    stage_weights<Policy>(from, floats, weights, shared + into * stage_floats);
+    copy_async_commit();
+  };
+  copy_next(slot);
 
   const bool odd   = Policy::phases_per_thread == 2 && (problem.axis[2].padding & 1) != 0;
   int staged_chunk = -1;
-  int slot         = 0;
   // The staged element that shift 0 brings to the thread's first cell.
   const float* thread_at = staged + thread.group * problem.chunk * problem.plane
                          + ((thread.cell[0] + static_cast<int>(problem.axis[0].max_shift())) * problem.rows[1]
@@ -609,41 +633,37 @@ TCONV_DEVICE void gather(const gather_problem& problem,
       }
       __syncthreads();
     }
-    while (use.phases_left() == tile.phase_count - i && !direct)
+    while (walk.phases_left() == tile.phase_count - i && !direct)
     {
-      const gather_stage stage = use.stage();
-      if (stage.chunk != staged_chunk)
+      const float* strip_end = thread_at + coming.strip;
+      const int run          = coming.run;
+      const int channels     = coming.channels;
+      if (coming.chunk != staged_chunk)
       {
         __syncthreads(); // nobody reads the old chunk any more
-        staged_chunk        = stage.chunk;
+        staged_chunk        = coming.chunk;
         const int64_t first = static_cast<int64_t>(staged_chunk) * problem.chunk;
         const int64_t rest  = packed.in_per_group - first;
         stage_input<Policy>(
           problem, tile, x, first, rest < problem.chunk ? static_cast<int>(rest) : problem.chunk, staged);
         copy_async_commit();
-        copy_async_wait<0>();
       }
-      else
-      {
-        copy_async_wait<ring_stages - 2>();
-      }
+      copy_async_wait<0>();
       __syncthreads(); // the stage has landed for everyone, and everyone is done with the slot that is filled next
-      load_next(slot == 0 ? ring_stages - 1 : slot - 1);
+      copy_next(slot ^ 1);
 
-      const float* strip_end = thread_at + stage.strip;
-      const float* tap       = ring + slot * stage_floats;
+      const float* tap = shared + slot * stage_floats;
       if (!odd)
       {
         accumulate_run_of<Policy, 0>(
-          stage.run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, stage.channels);
+          run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, channels);
       }
       else if constexpr (Policy::phases_per_thread == 2)
       {
         accumulate_run_of<Policy, 1>(
-          stage.run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, stage.channels);
+          run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, channels);
       }
-      use.advance(problem, tile);
-      slot = slot == ring_stages - 1 ? 0 : slot + 1;
+      slot ^= 1;
     }
     finish(i, sums);
   }

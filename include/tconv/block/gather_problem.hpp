@@ -78,17 +78,17 @@ struct packed_taps
   TCONV_HOST_DEVICE constexpr int64_t floats() const { return channel_tiles * kernel[0] * kernel[1] * row_floats(); }
 };
 
-/// One step of the main loop: a piece of weights that is copied to shared memory, and the staged inputs that it meets. The same
-/// for all tiles, so the launcher's first kernel writes the list once and the main loop only reads it.
+/// One step of the main loop: a piece of weights that is copied to shared memory, and the staged inputs that it meets. The list
+/// of a phase is the same for all tiles and all chunks of input channels, so the launcher's first kernel writes it once.
 struct gather_stage
 {
-  int64_t weights = 0; ///< first float within the packed weights of the channel tile
-  int floats      = 0; ///< how many; 0 where the list of a phase is longer than its taps
+  int64_t weights = 0; ///< first float within the packed weights of the channel tile, for the first chunk
+  int unit        = 0; ///< floats per input channel: taps of the run times channels of the tile
   int strip       = 0; ///< staged input that tap 0 of the run brings to cell 0, relative to that of shift 0
   int shift_d     = 0; ///< shifts along d and h: tiles skip the stage where these bring no input
   int shift_h     = 0;
-  int chunk       = 0; ///< which chunk of input channels must be staged; in the last entry, how far the next list is
-  short channels  = 0; ///< input channels
+  int first       = 0; ///< first input channel within the chunk; in the last entry, its own place in the list
+  short channels  = 0; ///< input channels at most: the last chunk may have fewer
   signed char run = 0; ///< taps along w
   bool last       = false; ///< ends the list of a phase; carries no work
 };
@@ -106,7 +106,8 @@ struct gather_problem
   int64_t tiles[3]      = {1, 1, 1}; ///< tiles per axis
   int64_t phase_splits  = 1; ///< blocks that share the phases of a tile
   int64_t split_phases  = 1; ///< phases per block
-  int64_t phase_stages  = 0; ///< entries in the list of stages of each phase
+  int64_t phase_stages  = 1; ///< entries in the list of stages of each phase
+  bool list_in_shared   = false; ///< the lists of a block's phases are copied to shared memory
   int tile_cells[3]     = {1, 1, 1}; ///< cells of a tile per axis; the last a multiple of cells_per_thread
   bool staged           = true; ///< the input tile fits shared memory; else inputs are read through the cache
   int rows[2]           = {1, 1}; ///< staged extents along d and h
@@ -136,6 +137,11 @@ struct gather_problem
     return ceil_div(chunk, stage_floats / (run * taps.tile_channels));
   }
   TCONV_HOST_DEVICE constexpr int64_t stage_channels(int64_t run) const { return ceil_div(chunk, pieces(run)); }
+  /// Bytes of the lists in shared memory.
+  TCONV_HOST_DEVICE constexpr int64_t list_bytes() const
+  {
+    return list_in_shared ? split_phases * phase_stages * static_cast<int64_t>(sizeof(gather_stage)) : 0;
+  }
   /// Stages for one chunk and one row of \p count taps along w.
   TCONV_HOST_DEVICE constexpr int64_t row_stages(int64_t count) const
   {

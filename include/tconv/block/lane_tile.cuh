@@ -34,17 +34,28 @@ public:
   template <class Op>
   TCONV_DEVICE float all_reduce(float v, Op op) const
   {
-    // All five steps without a branch: a loop over lanes_ would keep the reductions of neighbouring positions from overlapping.
+    // Steps in threes and twos without a branch inside: a loop over lanes_ would keep the reductions of neighbouring positions
+    // from overlapping.
     TCONV_PRAGMA_UNROLL
-    for (int offset = 1; offset < 32; offset *= 2)
+    for (int offset = 1; offset < 8; offset *= 2)
     {
-      const float other = __shfl_xor_sync(0xffffffffu, v, offset);
-      v                 = offset < lanes_ ? op(v, other) : v;
+      v = step(v, op, offset);
+    }
+    if (lanes_ > 8)
+    {
+      v = step(step(v, op, 8), op, 16);
     }
     return v;
   }
 
 private:
+  template <class Op>
+  TCONV_DEVICE float step(float v, Op op, int offset) const
+  {
+    const float other = __shfl_xor_sync(0xffffffffu, v, offset);
+    return offset < lanes_ ? op(v, other) : v;
+  }
+
   float (&values_)[Channels][Positions];
   int position_;
   int64_t first_;

@@ -38,8 +38,10 @@ store_tile(const float (&values)[Channels][Positions], float* base, const output
         TCONV_PRAGMA_UNROLL
         for (int p = 0; p < Positions / 4; ++p)
         {
-          target[p] =
-            make_float4(values[c][4 * p], values[c][4 * p + 1], values[c][4 * p + 2], values[c][4 * p + 3]);
+          // Streaming: y is not read again. Written as an intrinsic, because the compiler splits plain float4 stores whose
+          // values do not lie in neighbouring registers.
+          __stcs(target + p,
+                 make_float4(values[c][4 * p], values[c][4 * p + 1], values[c][4 * p + 2], values[c][4 * p + 3]));
         }
       }
     }

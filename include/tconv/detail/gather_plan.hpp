@@ -36,6 +36,7 @@ struct gather_traits
   int max_run;
   int cut_run;
   int64_t ring_bytes;
+  int64_t list_bytes;
   int64_t shared_bytes;
   int stage_floats;
 
@@ -48,7 +49,8 @@ struct gather_traits
             Policy::threads,
             Policy::max_run,
             Policy::cut_run,
-            int64_t{4} * Policy::weight_stages * Policy::weight_stage_floats,
+            int64_t{4} * 2 * Policy::weight_stage_floats,
+            Policy::list_bytes,
             Policy::shared_bytes,
             Policy::weight_stage_floats};
   }
@@ -93,7 +95,7 @@ constexpr int gather_channels_per_thread(int64_t out_channels, int64_t groups)
 }
 
 /// Lanes that share a row. With \p whole_row: enough for all channels, or 32. Otherwise the number with the least padding; a
-/// narrow tile stages the input more often, which a quarter of a lane's work stands for.
+/// narrow tile stages the input more often, which one lane of work stands for.
 constexpr int gather_lanes(int64_t out_channels, int channels_per_thread, bool whole_row)
 {
   int best         = 1;
@@ -110,7 +112,7 @@ constexpr int gather_lanes(int64_t out_channels, int channels_per_thread, bool w
       }
       continue;
     }
-    const double cost = static_cast<double>(ceil_div(out_channels, tile) * tile) * (1.0 + 0.25 / lanes);
+    const double cost = static_cast<double>(ceil_div(out_channels, tile) * tile) * (1.0 + 1.0 / lanes);
     if (lanes == 1 || cost < best_cost)
     {
       best      = lanes;
@@ -138,7 +140,7 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
   const int64_t step = problem.quads ? 4 : 1;
   const int64_t left = ceil_div(problem.axis[2].max_shift(), step) * step;
   span[2]            = left - problem.axis[2].min_shift();
-  const int64_t room = (traits.shared_bytes - traits.ring_bytes) / 4;
+  const int64_t room = (traits.shared_bytes - traits.ring_bytes - traits.list_bytes) / 4;
   const double taps  = static_cast<double>(problem.taps.kernel[0]) * static_cast<double>(problem.taps.kernel[1])
                     * static_cast<double>(problem.taps.kernel[2]);
 
@@ -174,7 +176,13 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
       const int64_t at_once = columns < 32 ? 32 / columns : 1;
       const double passes   = static_cast<double>(ceil_div(extent[0] * extent[1] * ceil_div(columns, 32), traits.threads / 32 * at_once));
       const double copies   = fits ? 40.0 * passes * problem.tile_groups : 16.0 * products;
-      const double cost     = tiles * (products + copies);
+      // About 5 instructions per output where a row of the tile is 256 bytes of y; stores of shorter runs cost in proportion.
+      const double run     = 4.0 * traits.cells_per_thread * traits.phases_per_thread * w;
+      const double outputs = static_cast<double>(problem.phases[0]) * static_cast<double>(problem.phases[1])
+                           * static_cast<double>(problem.phases[2]) * traits.channels_per_thread * traits.cells_per_thread
+                           * traits.phases_per_thread;
+      const double stores  = 5.0 * outputs * std::max(1.0, 256.0 / run) / static_cast<double>(problem.taps.in_per_group);
+      const double cost    = tiles * (products + copies + stores);
       if (best_cost < 0 || cost < best_cost)
       {
         best_cost             = cost;
@@ -259,8 +267,8 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
   {
     // The longest list of a phase, and the entry that ends it.
     const auto most = [&](int a) { return ceil_div(taps.kernel[a], problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation)); };
-    int64_t entries = problem.chunks() * problem.row_stages(ceil_div(taps.kernel[2], taps.tap_step));
-    problem.staged  = multiply_checked(entries, most(0)) && multiply_checked(entries, most(1)) && add_checked(entries, 1);
+    int64_t entries = problem.row_stages(ceil_div(taps.kernel[2], taps.tap_step));
+    problem.staged  = taps.in_per_group < (int64_t{1} << 30) && multiply_checked(entries, most(0)) && multiply_checked(entries, most(1)) && add_checked(entries, 1);
     problem.phase_stages = entries;
     problem.staged = problem.staged && multiply_checked(entries, problem.total_phases()) && entries <= tuning::gather_most_stages;
   }
@@ -272,8 +280,10 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
   problem.split_phases = ceil_div(total, problem.phase_splits);
   problem.phase_splits = ceil_div(total, problem.split_phases);
 
+  problem.list_in_shared = true;
+  problem.list_in_shared = problem.staged && problem.list_bytes() <= traits.list_bytes;
   problem.weight_blocks = static_cast<int>(std::min<int64_t>(ceil_div(std::max(taps.floats(), problem.stages()), 256), 512));
-  plan.shared_bytes     = traits.ring_bytes + (problem.staged ? 4 * problem.staged_floats() : 0);
+  plan.shared_bytes = traits.ring_bytes + problem.list_bytes() + (problem.staged ? 16 * ceil_div(problem.staged_floats(), 4) : 0);
   return plan;
 }
 

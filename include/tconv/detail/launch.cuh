@@ -57,7 +57,9 @@ template <class... Parameters, class... Arguments>
                             cudaStream_t stream,
                             const Arguments&... arguments)
 {
-  if (configuration.shared_bytes > 48u * 1024u)
+  // 48 KB are free of charge, but the kernel's static shared memory counts towards them.
+  constexpr std::size_t free_bytes = 32 * 1024;
+  if (configuration.shared_bytes > free_bytes)
   {
     if (status s = check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                               cudaFuncAttributeMaxDynamicSharedMemorySize,

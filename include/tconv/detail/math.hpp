@@ -25,7 +25,7 @@ TCONV_HOST_DEVICE float infinity()
 #endif
 }
 
-/// 1 / v within 1 ulp for 2^-126 <= |v| <= 2^126: one instruction on the device instead of the eight of an IEEE division.
+/// 1 / v within 1 ulp, 0 where that is below 2^-126: one instruction on the device instead of the eight of an IEEE division.
 TCONV_HOST_DEVICE float fast_reciprocal(float v)
 {
 #if defined(__CUDA_ARCH__)
@@ -34,6 +34,18 @@ TCONV_HOST_DEVICE float fast_reciprocal(float v)
   return result;
 #else
   return 1.0f / v;
+#endif
+}
+
+/// exp(v) within 2 + 1.2 |v| ulp, 0 where that is below 2^-126: two instructions on the device instead of the eight of expf.
+TCONV_HOST_DEVICE float fast_exp(float v)
+{
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v * 1.4426950408889634f));
+  return result;
+#else
+  return ::expf(v);
 #endif
 }
 

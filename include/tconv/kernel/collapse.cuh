@@ -37,7 +37,6 @@ struct collapse_problem
   int64_t weight_blocks = 1;
   static constexpr int tabulated = 8; ///< classes per axis that the launcher tabulates; the kernels compute the others
   tap_class table[3][tabulated];
-  bool vector           = false; ///< boxes are whole channels that start on 16 bytes and hold a multiple of 4 elements
 
   TCONV_HOST_DEVICE tap_class class_at(int a, int64_t index) const
   {
@@ -72,16 +71,13 @@ TCONV_DEVICE class_box locate_class(const collapse_problem& problem, int64_t ind
   return box;
 }
 
-/// Sum of \p count contiguous values, \p Threads threads side by side, 16 bytes at a time. Called by the whole block; every
-/// thread returns its share.
+/// Sum of \p count contiguous quads, \p Threads threads side by side. Called by the whole block; every thread returns its share.
 template <int Threads, int Loads>
-TCONV_DEVICE double sum_contiguous(const float* values, int64_t count)
+TCONV_DEVICE double sum_quads(const float4* quads, unsigned count)
 {
-  const auto* quads   = reinterpret_cast<const float4*>(values);
-  const int64_t total = count / 4;
-  double sum          = 0;
-  int64_t i           = threadIdx.x;
-  for (; i + (Loads - 1) * Threads < total; i += Loads * Threads)
+  double sum = 0;
+  unsigned i = threadIdx.x;
+  for (; i + (Loads - 1) * Threads < count; i += Loads * Threads)
   {
     float4 v[Loads];
     TCONV_PRAGMA_UNROLL
@@ -97,7 +93,7 @@ TCONV_DEVICE double sum_contiguous(const float* values, int64_t count)
     }
     sum += static_cast<double>(partial);
   }
-  for (; i < total; i += Threads)
+  for (; i < count; i += Threads)
   {
     const float4 v = __ldcs(quads + i);
     sum += static_cast<double>((v.x + v.y) + (v.z + v.w));
@@ -148,6 +144,68 @@ sum_rows(const float* channel, const conv_axis (&axis)[3], const class_box& box,
 namespace kernel
 {
 
+/// Sums of x per channel and of w per pair of channels, where every axis has one class that all taps land in: both are sums over
+/// contiguous memory. Same grid and results as class_sums, which this is the lean form of.
+template <class Policy>
+__global__ __launch_bounds__(Policy::sum_threads, Policy::sum_blocks) void
+whole_sums(const unsigned x_sums_count, const unsigned slices, const unsigned quads, const unsigned weight_blocks,
+           const unsigned weight_rows, const unsigned taps, const float* x, const float* w,
+           double* x_sums, double* w_sums)
+{
+  constexpr int threads = Policy::sum_threads;
+  using block_reduce    = cub::BlockReduce<double, threads>;
+  using warp_reduce     = cub::WarpReduce<double>;
+  __shared__ union
+  {
+    typename block_reduce::TempStorage block;
+    typename warp_reduce::TempStorage warp[threads / 32];
+  } scratch;
+  runtime::grid_dependency_wait();
+  runtime::grid_dependency_release();
+
+  if (blockIdx.x < weight_blocks)
+  {
+    const unsigned lane = threadIdx.x % 32;
+    const unsigned warp = threadIdx.x / 32;
+    for (unsigned row = blockIdx.x * (threads / 32) + warp; row < weight_rows; row += weight_blocks * (threads / 32))
+    {
+      const float* at = w + static_cast<int64_t>(row) * taps;
+      double sum      = 0;
+      for (unsigned first = lane; first < taps; first += 4 * 32)
+      {
+        float v[4];
+        TCONV_PRAGMA_UNROLL
+        for (unsigned j = 0; j < 4; ++j)
+        {
+          v[j] = first + 32 * j < taps ? __ldg(at + first + 32 * j) : 0.0f;
+        }
+        sum += static_cast<double>((v[0] + v[1]) + (v[2] + v[3]));
+      }
+      sum = warp_reduce(scratch.warp[warp]).Sum(sum);
+      if (lane == 0)
+      {
+        w_sums[row] = sum;
+      }
+      __syncwarp();
+    }
+    return;
+  }
+  for (unsigned index = blockIdx.x - weight_blocks; index < x_sums_count; index += gridDim.x - weight_blocks)
+  {
+    const unsigned slice = index % slices;
+    const unsigned begin = static_cast<unsigned>(static_cast<int64_t>(quads) * slice / slices);
+    const unsigned end   = static_cast<unsigned>(static_cast<int64_t>(quads) * (slice + 1) / slices);
+    double sum           = block::sum_quads<threads, Policy::loads>(
+      reinterpret_cast<const float4*>(x) + static_cast<int64_t>(index / slices) * quads + begin, end - begin);
+    sum = block_reduce(scratch.block).Sum(sum);
+    if (threadIdx.x == 0)
+    {
+      x_sums[index] = sum;
+    }
+    __syncthreads();
+  }
+}
+
 /// Class sums of w, by the first problem.weight_blocks blocks, and of x, by the others.
 ///
 /// \p x_sums [batch][in_channels][class][slice], \p w_sums [in_channels][class][out_channels / groups].
@@ -186,14 +244,21 @@ class_sums(const __grid_constant__ collapse_problem problem, const float* x, con
         const block::class_box box = block::locate_class(problem, index, true);
         const bool all             = box.range[0].size() * box.range[1].size() * box.range[2].size() == taps;
         double sum                 = 0;
-        for (int64_t t = lane; t < taps; t += 32)
+        // Four loads in flight: the rows of one warp are few, so latency is all that counts.
+        for (int64_t first = lane; first < taps; first += 4 * 32)
         {
-          if (all
-              || (box.range[2].contains(t % width) && box.range[1].contains(t / width % height)
-                  && box.range[0].contains(t / width / height)))
+          float v[4];
+          TCONV_PRAGMA_UNROLL
+          for (int j = 0; j < 4; ++j)
           {
-            sum += static_cast<double>(w[row * taps + t]);
+            const int64_t t   = first + 32 * j;
+            const bool inside = t < taps
+                             && (all
+                                 || (box.range[2].contains(t % width) && box.range[1].contains(t / width % height)
+                                     && box.range[0].contains(t / width / height)));
+            v[j] = inside ? __ldg(w + row * taps + t) : 0.0f;
           }
+          sum += static_cast<double>((v[0] + v[1]) + (v[2] + v[3]));
         }
         sum = warp_reduce(scratch.warp[warp]).Sum(sum);
         if (lane == 0)
@@ -219,13 +284,6 @@ class_sums(const __grid_constant__ collapse_problem problem, const float* x, con
     if (taps.range[0].empty() || taps.range[1].empty() || taps.range[2].empty())
     {
       sum = 0;
-    }
-    else if (problem.vector)
-    {
-      const int64_t quads = size / 4;
-      const int64_t begin = quads * slice / problem.slices;
-      const int64_t end   = quads * (slice + 1) / problem.slices;
-      sum                 = block::sum_contiguous<threads, Policy::loads>(channel + begin * 4, (end - begin) * 4);
     }
     else
     {

@@ -28,31 +28,22 @@ TCONV_DEVICE gather_stage make_stage(const gather_problem& problem, bool all_pha
   gather_stage stage;
   const int64_t runs  = packed.runs(taps[2].count);
   const int64_t row   = problem.row_stages(taps[2].count);
-  const int64_t total = problem.chunks() * taps[0].count * taps[1].count * row;
+  const int64_t total = taps[0].count * taps[1].count * row;
   if (rest >= total)
   {
     stage.last  = true;
-    stage.chunk = static_cast<int>(problem.phase_stages - rest);
+    stage.first = static_cast<int>(rest);
     return stage;
   }
-  // Outer to inner: chunk, tap d, tap h, run, piece of the chunk.
-  const int64_t in_row = rest % row;
-  rest /= row;
-  const int64_t h     = rest % taps[1].count;
-  const int64_t d     = rest / taps[1].count % taps[0].count;
-  const int64_t chunk = rest / taps[1].count / taps[0].count;
-  const int64_t whole = problem.pieces(packed.run_size(0, taps[2].count));
-  const int64_t run   = in_row / whole < runs - 1 ? in_row / whole : runs - 1;
-  const int64_t size  = packed.run_size(run, taps[2].count);
-  const int64_t first = (in_row - run * whole) * problem.stage_channels(size);
-
-  const int64_t chunk_begin = chunk * problem.chunk;
-  int64_t channels          = packed.in_per_group - chunk_begin < problem.chunk ? packed.in_per_group - chunk_begin : problem.chunk;
-  channels                  = channels - first < problem.stage_channels(size) ? channels - first : problem.stage_channels(size);
-  if (channels <= 0)
-  {
-    return stage; // the last chunk is shorter
-  }
+  // Outer to inner: tap d, tap h, run, piece of the chunk.
+  const int64_t in_row  = rest % row;
+  const int64_t h       = rest / row % taps[1].count;
+  const int64_t d       = rest / row / taps[1].count;
+  const int64_t whole   = problem.pieces(packed.run_size(0, taps[2].count));
+  const int64_t run     = in_row / whole < runs - 1 ? in_row / whole : runs - 1;
+  const int64_t size    = packed.run_size(run, taps[2].count);
+  const int64_t most    = problem.stage_channels(size);
+  const int64_t first   = (in_row - run * whole) * most;
   const int64_t td      = taps[0].first_tap + d * taps[0].tap_step;
   const int64_t th      = taps[1].first_tap + h * taps[1].tap_step;
   const int64_t tap     = (all_phases_of_w ? 0 : packed.class_begin(taps[2].first_tap)) + packed.run_begin(run);
@@ -63,13 +54,13 @@ TCONV_DEVICE gather_stage make_stage(const gather_problem& problem, bool all_pha
     taps[2].first_shift + (all_phases_of_w ? packed.run_begin(run) / 2 : packed.run_begin(run) * taps[2].shift_step);
 
   stage.weights = (td * packed.kernel[1] + th) * packed.row_floats()
-                + (tap * packed.in_per_group + (chunk_begin + first) * size) * packed.tile_channels;
-  stage.floats   = static_cast<int>(channels * size * packed.tile_channels);
+                + (tap * packed.in_per_group + first * size) * packed.tile_channels;
+  stage.unit     = static_cast<int>(size * packed.tile_channels);
   stage.strip    = static_cast<int>(first * problem.plane - (shift_d * problem.rows[1] + shift_h) * problem.pitch - shift_w);
   stage.shift_d  = static_cast<int>(shift_d);
   stage.shift_h  = static_cast<int>(shift_h);
-  stage.chunk    = static_cast<int>(chunk);
-  stage.channels = static_cast<short>(channels);
+  stage.first    = static_cast<int>(first);
+  stage.channels = static_cast<short>(most);
   stage.run      = static_cast<signed char>(size);
   return stage;
 }

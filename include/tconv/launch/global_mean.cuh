@@ -22,6 +22,9 @@ struct collapse_plan
   collapse_problem problem;
   detail::workspace_layout::piece<double> x_sums;
   detail::workspace_layout::piece<double> w_sums;
+  int64_t input_positions;
+  int64_t taps;
+  bool whole; ///< one class, all taps land, and 32-bit sizes: the lean kernel will do
 
   collapse_plan(detail::workspace_layout& layout, const conv_transpose_shape<3>& shape)
   {
@@ -46,6 +49,15 @@ struct collapse_plan
       1, std::min(ceil_div(policy::wanted_blocks, std::max<int64_t>(boxes, 1)), size / policy::least_slice));
     problem.weight_blocks = std::min(
       policy::weight_blocks, ceil_div(shape.in_channels * problem.out_per_group, policy::sum_threads / 32));
+    input_positions = size;
+    taps            = shape.taps();
+    whole           = problem.class_total() == 1 && size % 4 == 0;
+    for (int a = 0; a < 3; ++a)
+    {
+      whole = whole && problem.table[a][0].taps.size() == problem.axis[a].kernel;
+    }
+    constexpr int64_t limit = 0x7fffffff;
+    whole = whole && problem.input_sums() < limit && size < limit && shape.in_channels * problem.out_per_group < limit && taps < limit;
     x_sums = layout.add<double>(problem.input_sums());
     w_sums = layout.add<double>(problem.weight_sums());
   }
@@ -54,16 +66,31 @@ struct collapse_plan
   [[nodiscard]] status
   launch_sums(const float* x, const float* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
   {
-    using policy          = tuning::collapse_policy;
-    collapse_problem p    = problem;
-    p.vector              = p.class_total() == 1 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0
-            && p.axis[0].in * p.axis[1].in * p.axis[2].in % 4 == 0;
-    const int64_t blocks  = p.weight_blocks + std::min(p.input_sums(), max_grid - p.weight_blocks);
+    using policy         = tuning::collapse_policy;
+    const int64_t blocks = problem.weight_blocks + std::min(problem.input_sums(), max_grid - problem.weight_blocks);
+    const launch_configuration configuration{blocks, policy::sum_threads, 0, overlap_predecessor};
+    if (whole && reinterpret_cast<std::uintptr_t>(x) % 16 == 0)
+    {
+      return launch("tconv::kernel::whole_sums",
+                    kernel::whole_sums<policy>,
+                    configuration,
+                    stream,
+                    static_cast<unsigned>(problem.input_sums()),
+                    static_cast<unsigned>(problem.slices),
+                    static_cast<unsigned>(input_positions / 4),
+                    static_cast<unsigned>(problem.weight_blocks),
+                    static_cast<unsigned>(problem.in_channels * problem.out_per_group),
+                    static_cast<unsigned>(taps),
+                    x,
+                    w,
+                    x_sums.get(space),
+                    w_sums.get(space));
+    }
     return launch("tconv::kernel::class_sums",
                   kernel::class_sums<policy>,
-                  {blocks, policy::sum_threads, 0, overlap_predecessor},
+                  configuration,
                   stream,
-                  p,
+                  problem,
                   x,
                   w,
                   x_sums.get(space),

@@ -17,12 +17,13 @@ struct collapse_policy
   /// Threads of a block that sums one box of x, and loads in flight per thread.
   static constexpr int sum_threads = 256;
   static constexpr int loads       = 8;
+  static constexpr int sum_blocks  = 4; ///< of whole_sums on a multiprocessor: 64 registers a thread
   /// Blocks for x below which boxes are cut into slices: several waves of a large device.
   static constexpr int64_t wanted_blocks = 2048;
   /// Elements below which a box is not cut any further.
   static constexpr int64_t least_slice = 4096;
   /// Most blocks for the sums over w: they come first in the grid, so that they are not its tail.
-  static constexpr int64_t weight_blocks = 128;
+  static constexpr int64_t weight_blocks = 512;
   /// Output channels side by side, and threads that share the sum of one of them.
   static constexpr int product_channels = 32;
   static constexpr int product_split    = 8;

@@ -30,19 +30,20 @@ struct gather_policy
   static constexpr int max_run = 5;
   /// Taps per run where a kernel row is cut into several (even, so that the phase pattern repeats).
   static constexpr int cut_run = 4;
-  /// Weight stages in flight and floats per stage.
-  static constexpr int weight_stages       = 2;
-  static constexpr int weight_stage_floats = 4096;
+  /// Floats of one stage of weights; two are in flight.
+  static constexpr int weight_stage_floats = 6144;
   static_assert(weight_stage_floats >= max_run * 32 * ChannelsPerThread, "tconv: a stage holds at least one input channel");
-  /// Dynamic shared memory of a block: two blocks fit on sm_90 (227 KB), one on sm_80 (163 KB), sm_86 and sm_89 (99 KB).
-  static constexpr int shared_bytes = 96 * 1024;
+  /// Bytes for the lists of stages of a block's phases; longer ones stay in global memory.
+  static constexpr int list_bytes = 3 * 1024;
+  /// Dynamic shared memory of a block: four blocks fit on sm_90 (227 KB), three on sm_80 (163 KB), one on sm_86 and sm_89 (99 KB).
+  static constexpr int shared_bytes = PhasesPerThread == 2 ? 96 * 1024 : 74 * 1024;
 };
 
-/// 64 accumulators a thread, so that 16 warps fit a multiprocessor: with 128 and 8 warps P1 was slower (docs/performance.md).
+/// 64 accumulators a thread and small blocks, so that one block's epilogue runs under another's main loop.
 template <int ChannelsPerThread, int PhasesPerThread>
 struct gather_default
 {
-  using type = gather_policy<ChannelsPerThread, PhasesPerThread, PhasesPerThread == 2 ? 4 : 8, 256, 2>;
+  using type = gather_policy<ChannelsPerThread, PhasesPerThread, 8, 128, PhasesPerThread == 2 ? 2 : 3>;
 };
 
 /// Entries of the list of stages beyond which inputs are read through the cache instead: the list would rival the weights.

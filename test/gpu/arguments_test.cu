@@ -1,0 +1,733 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Arguments that every launcher must reject before its first launch, with the right code and a message that names the
+/// argument. Rejecting needs no device: suite `arguments` works on made-up addresses that nobody may touch, suite
+/// `arguments_gpu` repeats it in device memory and looks whether anything was written.
+
+#include "common/conv_case.hpp"
+#include "common/device.hpp"
+
+#include <tconv/tconv.cuh>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <memory>
+
+namespace
+{
+
+using namespace tconv_test;
+using tconv::chain;
+using tconv::status_code;
+
+/// A tensor argument of a call. Optional ones may be null.
+struct tensor
+{
+  std::string name; ///< as messages call it
+  std::int64_t bytes   = 0;
+  bool output          = false;
+  bool optional        = false;
+  std::uintptr_t begin = 0;
+
+  std::uintptr_t end() const { return begin + static_cast<std::uintptr_t>(bytes); }
+};
+
+/// One call of a launcher with all its arguments, ready to be spoilt.
+struct launcher_call
+{
+  std::string launcher;
+  bool takes_shape = true;
+  bool batch_norm  = false; ///< takes batch_norm_arguments
+  bool train       = false;
+  shape2 shape;
+  std::int64_t channels = 0; ///< where there is no shape
+  float eps             = 1e-5f;
+  float momentum        = 0.1f;
+  std::vector<tensor> tensors;
+  std::uintptr_t workspace_begin = 0;
+  std::size_t workspace_needed   = 0; ///< what the query says
+  std::size_t workspace_bytes    = 0; ///< what the call passes
+  tconv::options options;
+  std::function<tconv::status(const launcher_call&, cudaStream_t)> launch;
+
+  tconv::status operator()(cudaStream_t stream = nullptr) const { return launch(*this, stream); }
+
+  tensor& at(const std::string& name)
+  {
+    return *std::find_if(tensors.begin(), tensors.end(), [&](const tensor& t) { return t.name == name; });
+  }
+  /// Null for a tensor that the launcher does not have.
+  float* data(const std::string& name) const
+  {
+    const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const tensor& t) { return t.name == name; });
+    return found != tensors.end() ? reinterpret_cast<float*>(found->begin) : nullptr;
+  }
+  tconv::workspace space() const { return {reinterpret_cast<void*>(workspace_begin), workspace_bytes}; }
+  tconv::batch_norm_arguments layer() const
+  {
+    return {data("batch_norm.gamma"),
+            data("batch_norm.beta"),
+            data("batch_norm.running_mean"),
+            data("batch_norm.running_var"),
+            eps,
+            momentum};
+  }
+};
+
+/// Tensors lie far enough apart that one can be moved around another without meeting a third.
+constexpr std::uintptr_t slot_bytes = 1 << 16;
+constexpr int slots                 = 12;
+constexpr std::uintptr_t most_bytes = slot_bytes / 4;
+
+/// Adds the tensors of \p call to the arena at \p base, and its workspace behind them.
+void place(launcher_call& call, std::uintptr_t base, const std::vector<tensor>& tensors, std::size_t workspace_bytes)
+{
+  call.tensors           = tensors;
+  std::uintptr_t address = base + slot_bytes;
+  for (tensor& t : call.tensors)
+  {
+    t.begin = address;
+    address += slot_bytes;
+    ASSERT_LE(static_cast<std::uintptr_t>(t.bytes), most_bytes) << call.launcher << ' ' << t.name;
+  }
+  call.workspace_needed = workspace_bytes;
+  call.workspace_bytes  = workspace_bytes;
+  call.workspace_begin  = workspace_bytes > 0 ? address : 0;
+  ASSERT_LE(workspace_bytes, most_bytes) << call.launcher;
+  ASSERT_LE(call.tensors.size() + 3, std::size_t{slots});
+}
+
+/// A valid call of every launcher; \p base a multiple of 256, the first of slots * slot_bytes bytes.
+std::vector<launcher_call> valid_calls(std::uintptr_t base)
+{
+  const shape2 shape        = make_shape<2>({2, 4, 6, 2}, {3, 5}, {3, 2}, {2, 1}, {1, 0}, {1, 0});
+  const std::int64_t x      = 4 * shape.input_elements();
+  const std::int64_t w      = 4 * shape.weight_elements();
+  const std::int64_t y      = 4 * shape.output_elements();
+  const std::int64_t c      = 4 * shape.out_channels;
+  const auto functors       = chain(tconv::bias(nullptr));
+  const tensor gamma        = {"batch_norm.gamma", c, false, true};
+  const tensor beta         = {"batch_norm.beta", c, false, true};
+  const tensor running_mean = {"batch_norm.running_mean", c, false, false};
+  const tensor running_var  = {"batch_norm.running_var", c, false, false};
+  const tensor tracked_mean = {"batch_norm.running_mean", c, true, true};
+  const tensor tracked_var  = {"batch_norm.running_var", c, true, true};
+
+  std::vector<launcher_call> calls(5);
+  for (launcher_call& call : calls)
+  {
+    call.shape    = shape;
+    call.channels = shape.out_channels;
+  }
+
+  calls[0].launcher = "conv_transpose";
+  calls[0].launch   = [functors](const launcher_call& a, cudaStream_t stream) {
+    return tconv::conv_transpose(
+      a.data("x"), a.data("w"), a.data("y"), a.shape, functors, a.options, a.space(), stream);
+  };
+  place(calls[0], base, {{"x", x}, {"w", w}, {"y", y, true}}, tconv::conv_transpose_workspace_bytes(shape, functors));
+
+  calls[1].launcher = "global_mean";
+  calls[1].launch   = [functors](const launcher_call& a, cudaStream_t stream) {
+    return tconv::global_mean(a.data("x"), a.data("w"), a.data("y"), a.shape, functors, a.options, a.space(), stream);
+  };
+  place(calls[1],
+        base,
+        {{"x", x}, {"w", w}, {"y", shape.batch * c, true}},
+        tconv::global_mean_workspace_bytes(shape, functors));
+
+  calls[2].launcher   = "batch_norm_train_global_mean";
+  calls[2].batch_norm = true;
+  calls[2].train      = true;
+  calls[2].launch     = [functors](const launcher_call& a, cudaStream_t stream) {
+    return tconv::batch_norm_train_global_mean(
+      a.data("x"), a.data("w"), a.data("y"), a.shape, functors, a.layer(), a.options, a.space(), stream);
+  };
+  place(calls[2],
+        base,
+        {{"x", x}, {"w", w}, {"y", shape.batch * c, true}, gamma, beta, tracked_mean, tracked_var},
+        tconv::batch_norm_train_global_mean_workspace_bytes(shape, functors));
+
+  calls[3].launcher    = "fold_batch_norm into an affine";
+  calls[3].takes_shape = false;
+  calls[3].batch_norm  = true;
+  calls[3].launch      = [](const launcher_call& a, cudaStream_t stream) {
+    return tconv::fold_batch_norm(
+      a.data("bias"), a.layer(), a.data("slopes"), a.data("offsets"), a.channels, a.options, stream);
+  };
+  place(calls[3],
+        base,
+        {{"bias", c, false, true}, gamma, beta, running_mean, running_var, {"slopes", c, true}, {"offsets", c, true}},
+        0);
+
+  calls[4].launcher   = "fold_batch_norm into weights";
+  calls[4].batch_norm = true;
+  calls[4].launch     = [](const launcher_call& a, cudaStream_t stream) {
+    return tconv::fold_batch_norm(a.data("w"),
+                                  a.data("bias"),
+                                  a.layer(),
+                                  a.data("folded"),
+                                  a.data("slopes"),
+                                  a.data("offsets"),
+                                  a.shape,
+                                  a.options,
+                                  stream);
+  };
+  place(calls[4],
+        base,
+        {{"w", w},
+         {"bias", c, false, true},
+         gamma,
+         beta,
+         running_mean,
+         running_var,
+         {"folded", w, true},
+         {"slopes", c, true},
+         {"offsets", c, true}},
+        0);
+  return calls;
+}
+
+/// A call that must fail with \p code and a message that begins with \p begins and contains \p contains.
+struct wrong_call
+{
+  std::string what;
+  launcher_call call;
+  status_code code;
+  std::string begins;
+  std::string contains;
+};
+
+/// Collects wrong calls made from one valid call.
+class spoiler
+{
+public:
+  explicit spoiler(const launcher_call& valid) : valid_(valid) {}
+
+  /// \p spoil changes a copy of the valid call.
+  template <class Spoil>
+  void add(const std::string& what,
+           Spoil spoil,
+           const std::string& begins,
+           const std::string& contains = "",
+           status_code code            = status_code::invalid_argument)
+  {
+    wrong_call wrong{valid_.launcher + ": " + what, valid_, code, begins, contains};
+    spoil(wrong.call);
+    list_.push_back(wrong);
+  }
+
+  const std::vector<wrong_call>& list() const { return list_; }
+
+private:
+  launcher_call valid_;
+  std::vector<wrong_call> list_;
+};
+
+void add_wrong_shapes(spoiler& s)
+{
+  const auto add = [&](const char* what, auto change, const char* begins, const char* contains) {
+    s.add(
+      what, [&](launcher_call& c) { change(c.shape); }, begins, contains);
+  };
+  add(
+    "stride 0", [](shape2& p) { p.stride[0] = 0; }, "shape.stride[h] = 0", "must be >= 1");
+  add(
+    "kernel 0", [](shape2& p) { p.kernel[1] = 0; }, "shape.kernel[w] = 0", "must be >= 1");
+  add(
+    "input 0", [](shape2& p) { p.input[1] = 0; }, "shape.input[w] = 0", "must be >= 1");
+  add(
+    "dilation -1", [](shape2& p) { p.dilation[0] = -1; }, "shape.dilation[h] = -1", "must be >= 1");
+  add(
+    "padding -1", [](shape2& p) { p.padding[0] = -1; }, "shape.padding[h] = -1", "must be >= 0");
+  add(
+    "output_padding",
+    [](shape2& p) { p.output_padding[1] = 1; },
+    "shape.output_padding[w] = 1",
+    "max(stride, dilation)");
+  add(
+    "crops all", [](shape2& p) { p.padding[0] = 40; }, "shape: the output extent of axis h", "padding[h] = 40");
+  add(
+    "batch -1", [](shape2& p) { p.batch = -1; }, "shape.batch = -1", "must be >= 0");
+  add(
+    "groups 3", [](shape2& p) { p.groups = 3; }, "shape.in_channels = 4", "divisible by groups = 3");
+  add(
+    "groups 4", [](shape2& p) { p.groups = 4; }, "shape.out_channels = 6", "divisible by groups = 4");
+  add(
+    "2^63 bytes", [](shape2& p) { p.in_channels = std::int64_t{1} << 58; }, "shape: the bytes of x", "63 bits");
+}
+
+/// add(how, address) for places where \p moved_bytes bytes share at least one element with \p still.
+template <class Add>
+void for_each_overlap(const tensor& still, std::int64_t moved_bytes, Add add)
+{
+  add("starting with it", still.begin);
+  add("ending in its first element", still.begin + 4 - static_cast<std::uintptr_t>(moved_bytes));
+  add("starting in its last element", still.end() - 4);
+}
+
+void add_overlaps(spoiler& s, const launcher_call& valid)
+{
+  for (const tensor& output : valid.tensors)
+  {
+    for (const tensor& input : valid.tensors)
+    {
+      if (output.output && !input.output)
+      {
+        for_each_overlap(output, input.bytes, [&](const char* how, std::uintptr_t address) {
+          s.add(
+            input.name + " over " + output.name + ", " + how,
+            [&](launcher_call& c) { c.at(input.name).begin = address; },
+            output.name + ":",
+            "must not overlap " + input.name);
+        });
+      }
+    }
+  }
+  if (valid.workspace_needed > 0)
+  {
+    const tensor workspace = {
+      "workspace", static_cast<std::int64_t>(valid.workspace_needed), true, false, valid.workspace_begin};
+    for (const tensor& t : valid.tensors)
+    {
+      for_each_overlap(workspace, t.bytes, [&](const char* how, std::uintptr_t address) {
+        s.add(
+          t.name + " over the workspace, " + how,
+          [&](launcher_call& c) { c.at(t.name).begin = address; },
+          t.output ? t.name + ":" : "workspace:",
+          t.output ? "must not overlap workspace" : "must not overlap " + t.name);
+      });
+    }
+  }
+}
+
+/// Everything that must be rejected about one call.
+std::vector<wrong_call> wrong_calls(const launcher_call& valid)
+{
+  spoiler s(valid);
+  if (valid.takes_shape)
+  {
+    add_wrong_shapes(s);
+  }
+  else
+  {
+    s.add(
+      "channels -1", [](launcher_call& c) { c.channels = -1; }, "channels = -1", "must be >= 0");
+  }
+
+  for (const tensor& t : valid.tensors)
+  {
+    if (!t.optional)
+    {
+      s.add(
+        "null " + t.name, [&](launcher_call& c) { c.at(t.name).begin = 0; }, t.name + ":", "must not be null");
+    }
+    for (const std::uintptr_t off : {1, 2, 3})
+    {
+      s.add(
+        t.name + " off by " + std::to_string(off),
+        [&](launcher_call& c) { c.at(t.name).begin += off; },
+        t.name + ":",
+        "not a multiple of the element size 4");
+    }
+  }
+
+  if (valid.workspace_needed > 0)
+  {
+    const auto too_small = status_code::workspace_too_small;
+    s.add(
+      "null workspace", [](launcher_call& c) { c.workspace_begin = 0; }, "workspace:", "needs", too_small);
+    s.add(
+      "no workspace", [](launcher_call& c) { c.workspace_bytes = 0; }, "workspace: 0 bytes", "needs", too_small);
+    s.add(
+      "workspace one byte short",
+      [](launcher_call& c) { --c.workspace_bytes; },
+      "workspace:",
+      "needs " + std::to_string(valid.workspace_needed),
+      too_small);
+    for (const std::uintptr_t off : {4, 8, 16, 32, 64, 128})
+    {
+      s.add(
+        "workspace off by " + std::to_string(off),
+        [&](launcher_call& c) { c.workspace_begin += off; },
+        "workspace:",
+        "multiple of 256 bytes",
+        status_code::workspace_misaligned);
+    }
+  }
+
+  if (valid.batch_norm)
+  {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const float eps : {-1e-5f, -std::numeric_limits<float>::infinity(), nan})
+    {
+      s.add(
+        "eps", [&](launcher_call& c) { c.eps = eps; }, "batch_norm.eps", "must be >= 0");
+    }
+    for (const float momentum : {-0.1f, 1.01f, nan})
+    {
+      s.add(
+        "momentum", [&](launcher_call& c) { c.momentum = momentum; }, "batch_norm.momentum", "must be in [0, 1]");
+    }
+  }
+  if (valid.train)
+  {
+    s.add(
+      "one value per channel",
+      [](launcher_call& c) {
+        c.shape = make_shape<2>({1, 4, 6, 2}, {1, 1}, {1, 1});
+      },
+      "shape: batch * output positions = 1",
+      "at least 2 values per channel");
+  }
+
+  add_overlaps(s, valid);
+  return s.list();
+}
+
+/// Makes the call and checks code and message.
+void expect_rejection(const wrong_call& wrong)
+{
+  const tconv::status s     = wrong.call();
+  const std::string message = s.message();
+  EXPECT_TRUE(s.code() == wrong.code && s.cuda_error() == 0 && message.rfind(wrong.begins, 0) == 0
+              && message.find(wrong.contains) != std::string::npos)
+    << wrong.what << "\n  code " << static_cast<int>(s.code()) << " with \"" << message << "\"\n  should be code "
+    << static_cast<int>(wrong.code) << " with \"" << wrong.begins << "...\" and in it \"" << wrong.contains << '"';
+}
+
+/// Addresses that belong to nobody.
+constexpr std::uintptr_t nowhere = std::uintptr_t{1} << 40;
+
+bool device_present()
+{
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+TEST(arguments, are_checked_before_anything_is_launched)
+{
+  for (const launcher_call& valid : valid_calls(nowhere))
+  {
+    for (const wrong_call& wrong : wrong_calls(valid))
+    {
+      expect_rejection(wrong);
+    }
+  }
+}
+
+// Passing all checks leads to the first launch, which says that there is no device.
+TEST(arguments, valid_ones_pass_every_check)
+{
+  if (device_present())
+  {
+    return; // never launch on these addresses; arguments_gpu makes the same calls for real
+  }
+  const auto expect_cuda_error = [](const std::string& what, const launcher_call& call) {
+    const tconv::status s = call();
+    EXPECT_EQ(static_cast<int>(s.code()), static_cast<int>(status_code::cuda_error)) << what << ": " << s.message();
+    EXPECT_NE(s.cuda_error(), 0) << what;
+    EXPECT_NE(std::string(s.message()).find("tconv::kernel::"), std::string::npos) << what << ": " << s.message();
+  };
+  for (const launcher_call& valid : valid_calls(nowhere))
+  {
+    expect_cuda_error(valid.launcher, valid);
+    for (const tensor& t : valid.tensors)
+    {
+      if (t.optional)
+      {
+        launcher_call call    = valid;
+        call.at(t.name).begin = 0;
+        expect_cuda_error(valid.launcher + " without " + t.name, call);
+      }
+    }
+    // Neighbours that touch do not overlap.
+    for (const tensor& still : valid.tensors)
+    {
+      for (const tensor& moved : valid.tensors)
+      {
+        if (still.output && still.name != moved.name)
+        {
+          for (const std::uintptr_t address : {still.end(), still.begin - static_cast<std::uintptr_t>(moved.bytes)})
+          {
+            launcher_call call        = valid;
+            call.at(moved.name).begin = address;
+            expect_cuda_error(valid.launcher + ": " + moved.name + " beside " + still.name, call);
+          }
+        }
+      }
+      if (valid.workspace_needed > 0)
+      {
+        for (const std::uintptr_t address : {valid.workspace_begin + valid.workspace_needed,
+                                             valid.workspace_begin - static_cast<std::uintptr_t>(still.bytes)})
+        {
+          launcher_call call        = valid;
+          call.at(still.name).begin = address;
+          expect_cuda_error(valid.launcher + ": " + still.name + " beside the workspace", call);
+        }
+      }
+    }
+    // More workspace than needed, and inputs that overlap each other.
+    launcher_call call = valid;
+    call.workspace_bytes += 1000;
+    expect_cuda_error(valid.launcher + " with more workspace", call);
+    if (valid.tensors[0].name == "x")
+    {
+      call.at("w").begin = call.at("x").begin;
+      expect_cuda_error(valid.launcher + " with w = x", call);
+    }
+  }
+}
+
+TEST(arguments, nothing_to_do_succeeds_without_memory)
+{
+  const auto expect_success = [](const launcher_call& call, const char* what) {
+    const tconv::status s = call();
+    EXPECT_TRUE(s.ok()) << call.launcher << ", " << what << ": " << s.message();
+    EXPECT_EQ(std::string(s.message()), "");
+  };
+  for (launcher_call call : valid_calls(nowhere))
+  {
+    for (tensor& t : call.tensors)
+    {
+      t.begin = 0;
+    }
+    call.workspace_begin = 0;
+    call.workspace_bytes = 0;
+    if (!call.takes_shape)
+    {
+      call.channels = 0;
+      expect_success(call, "no channels");
+    }
+    else if (call.launcher.rfind("fold", 0) != 0) // weights have a size whatever the batch
+    {
+      call.shape.batch = 0;
+      expect_success(call, "batch 0");
+      call.shape = make_shape<2>({2, 4, 6, 2}, {3, 5}, {2, 2}, {1, 1}, {2, 0});
+      expect_success(call, "output extent 0");
+    }
+  }
+}
+
+TEST(arguments, nothing_to_do_needs_no_workspace)
+{
+  const auto functors = chain(tconv::bias(nullptr));
+  const auto expect   = [&](const shape2& shape) {
+    EXPECT_EQ(tconv::conv_transpose_workspace_bytes(shape, functors), 0U) << to_string(shape);
+    EXPECT_EQ(tconv::global_mean_workspace_bytes(shape, functors), 0U) << to_string(shape);
+    EXPECT_EQ(tconv::batch_norm_train_global_mean_workspace_bytes(shape, functors), 0U) << to_string(shape);
+  };
+  expect(make_shape<2>({0, 4, 6, 2}, {3, 5}, {2, 2}));
+  expect(make_shape<2>({2, 4, 6, 2}, {3, 5}, {2, 2}, {1, 1}, {2, 0}));
+  expect(make_shape<2>({2, 4, 6, 4}, {3, 5}, {2, 2}));
+  expect(make_shape<2>({2, 4, 6, 2}, {3, 5}, {2, 2}, {0, 1}));
+}
+
+// Every rank names its own axes.
+TEST(arguments, messages_name_the_axis_of_every_rank)
+{
+  shape1 s1;
+  s1.stride              = {0};
+  const tconv::status r1 = tconv::conv_transpose(
+    nullptr, nullptr, nullptr, s1, chain(tconv::bias(nullptr)), tconv::options{}, tconv::workspace{}, nullptr);
+  EXPECT_EQ(std::string(r1.message()), "shape.stride[w] = 0: must be >= 1");
+  shape3 s3;
+  s3.stride              = {0, 1, 1};
+  const tconv::status r3 = tconv::conv_transpose(
+    nullptr, nullptr, nullptr, s3, chain(tconv::bias(nullptr)), tconv::options{}, tconv::workspace{}, nullptr);
+  EXPECT_EQ(std::string(r3.message()), "shape.stride[d] = 0: must be >= 1");
+}
+
+// The runtime is asked only on request; without a device it knows no memory at all.
+TEST(arguments, check_pointers_asks_the_runtime)
+{
+  for (launcher_call call : valid_calls(nowhere))
+  {
+    call.options.check_pointers = true;
+    const tensor& first         = call.tensors.front();
+    expect_rejection({call.launcher + ": pointers to nothing",
+                      call,
+                      status_code::invalid_argument,
+                      first.name + ":",
+                      "is not memory that the current device can access"});
+    EXPECT_NE(cudaPeekAtLastError(), cudaErrorInvalidValue)
+      << "the failed query must not surface in the user's next call";
+  }
+}
+
+/// One piece of a plan's workspace.
+struct extent
+{
+  std::int64_t begin;
+  std::int64_t bytes;
+};
+
+void expect_partition(const std::vector<extent>& pieces, std::size_t bytes, const std::string& what)
+{
+  std::int64_t end = 0;
+  for (const extent& piece : pieces)
+  {
+    ASSERT_EQ(piece.begin % 256, 0) << what;
+    ASSERT_GE(piece.begin, end) << what << ": pieces overlap";
+    ASSERT_GE(piece.bytes, 0) << what;
+    end = piece.begin + piece.bytes;
+  }
+  ASSERT_LE(end, static_cast<std::int64_t>(bytes)) << what;
+  ASSERT_EQ(bytes % 256, 0U) << what;
+}
+
+// Query and run share one plan; its pieces must be as large as what the kernels write.
+TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
+{
+  std::vector<shape3> shapes = awkward_shapes();
+  for (std::uint32_t i = 0; i < 200; ++i)
+  {
+    random_stream random(i);
+    shapes.push_back(random_shape(random, 100000000));
+  }
+  for (const shape3& shape : shapes)
+  {
+    const std::string name = to_string(shape);
+    const auto of_gather   = [](const tconv::runtime::gather_workspace& pieces, const tconv::gather_problem& problem) {
+      return std::vector<extent>{
+        {pieces.packed.offset, 4 * problem.taps.floats()},
+        {pieces.stages.offset, problem.stages() * static_cast<std::int64_t>(sizeof(tconv::gather_stage))},
+        {pieces.nonfinite.offset, std::int64_t{4} * problem.weight_blocks}};
+    };
+    const auto of_collapse = [](const tconv::runtime::collapse_plan& plan) {
+      return std::vector<extent>{
+        {plan.x_sums.offset, 8 * plan.problem.input_sums()}, {plan.w_sums.offset, 8 * plan.problem.weight_sums()}};
+    };
+
+    using fused = tconv::runtime::conv_transpose_plan<chain<tconv::bias>>;
+    const fused conv(shape);
+    expect_partition(of_gather(conv.pieces, conv.gather.problem), conv.layout.bytes(), name);
+    EXPECT_EQ(conv.layout.bytes(), tconv::conv_transpose_workspace_bytes(shape, chain(tconv::bias(nullptr))));
+
+    tconv::detail::workspace_layout layout;
+    const tconv::runtime::collapse_plan mean(layout, shape);
+    expect_partition(of_collapse(mean), layout.bytes(), name);
+    EXPECT_EQ(layout.bytes(), tconv::global_mean_workspace_bytes(shape));
+
+    const tconv::runtime::batch_norm_train_plan train(shape);
+    std::vector<extent> pieces = of_collapse(train.collapse);
+    const auto more            = of_gather(train.pieces, train.gather.problem);
+    pieces.insert(pieces.end(), more.begin(), more.end());
+    pieces.push_back({train.means.offset, 8 * shape.batch * shape.out_channels});
+    pieces.push_back(
+      {train.partials.offset,
+       shape.out_channels * train.partials_per_channel * static_cast<std::int64_t>(sizeof(tconv::moments<float>))});
+    expect_partition(pieces, train.layout.bytes(), name);
+    EXPECT_EQ(train.layout.bytes(), tconv::batch_norm_train_global_mean_workspace_bytes(shape));
+    EXPECT_EQ(train.partials_per_channel * train.gather.problem.taps.channel_tiles, train.gather.problem.blocks())
+      << name;
+  }
+}
+
+/// The arena in device memory, full of poison.
+class arguments_gpu : public gpu_test
+{
+protected:
+  void SetUp() override
+  {
+    gpu_test::SetUp();
+    if (!IsSkipped())
+    {
+      arena_ = std::make_unique<device_buffer<float>>(static_cast<std::int64_t>(slots * slot_bytes / 4));
+    }
+  }
+
+  std::vector<launcher_call> calls() const { return valid_calls(reinterpret_cast<std::uintptr_t>(arena_->data())); }
+
+  /// True if nothing has been written since the last poison().
+  bool untouched() const
+  {
+    EXPECT_TRUE(cuda_ok(cudaDeviceSynchronize(), "synchronize"));
+    std::vector<std::uint32_t> words(static_cast<std::size_t>(arena_->size()));
+    EXPECT_TRUE(
+      cuda_ok(cudaMemcpy(words.data(), arena_->data(), words.size() * 4, cudaMemcpyDeviceToHost), "download"));
+    return arena_->guards_intact()
+        && std::all_of(words.begin(), words.end(), [](std::uint32_t word) { return word == 0xffffffffU; });
+  }
+
+  std::unique_ptr<device_buffer<float>> arena_;
+};
+
+TEST_F(arguments_gpu, rejection_leaves_everything_untouched)
+{
+  for (const launcher_call& valid : calls())
+  {
+    for (const wrong_call& wrong : wrong_calls(valid))
+    {
+      expect_rejection(wrong);
+      ASSERT_TRUE(untouched()) << wrong.what;
+    }
+  }
+  EXPECT_TRUE(cuda_ok(cudaGetLastError(), "last error"));
+}
+
+// The calls that arguments.are_checked_before_anything_is_launched spoils are right in every other respect.
+TEST_F(arguments_gpu, valid_ones_run)
+{
+  for (launcher_call call : calls())
+  {
+    for (const bool check_pointers : {false, true})
+    {
+      arena_->poison();
+      call.options.check_pointers = check_pointers;
+      EXPECT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) { return call(stream); })) << call.launcher;
+      EXPECT_TRUE(arena_->guards_intact()) << call.launcher;
+    }
+    for (const tensor& t : call.tensors)
+    {
+      if (t.optional)
+      {
+        launcher_call without    = call;
+        without.at(t.name).begin = 0;
+        EXPECT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) { return without(stream); }))
+          << call.launcher << " without " << t.name;
+      }
+    }
+  }
+}
+
+TEST_F(arguments_gpu, nothing_to_do_writes_nothing)
+{
+  for (launcher_call call : calls())
+  {
+    if (call.takes_shape && call.launcher.rfind("fold", 0) == 0)
+    {
+      continue;
+    }
+    call.channels    = 0;
+    call.shape.batch = 0;
+    EXPECT_TRUE(run(launch_mode::graph, [&](cudaStream_t stream) { return call(stream); })) << call.launcher;
+    EXPECT_TRUE(untouched()) << call.launcher;
+  }
+}
+
+TEST_F(arguments_gpu, check_pointers_rejects_host_memory)
+{
+  std::vector<float> host(most_bytes / 4, 1.0f);
+  for (const launcher_call& valid : calls())
+  {
+    for (const tensor& t : valid.tensors)
+    {
+      launcher_call call          = valid;
+      call.options.check_pointers = true;
+      call.at(t.name).begin       = reinterpret_cast<std::uintptr_t>(host.data());
+      expect_rejection({valid.launcher + ": " + t.name + " on the host",
+                        call,
+                        status_code::invalid_argument,
+                        t.name + ":",
+                        "is not memory that the current device can access"});
+      EXPECT_TRUE(cuda_ok(cudaGetLastError(), "last error"));
+    }
+    EXPECT_TRUE(untouched()) << valid.launcher;
+  }
+  EXPECT_EQ(host, std::vector<float>(host.size(), 1.0f));
+}
+
+} // namespace

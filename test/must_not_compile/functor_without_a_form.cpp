@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// must not compile: tconv: a functor in a chain needs float operator()(float) const
+
+#include <tconv/thread/chain.hpp>
+
+namespace
+{
+
+#if defined(TCONV_MUST_NOT_COMPILE)
+struct half
+{
+  float apply(float v) const { return v / 2; }
+};
+#else
+struct half
+{
+  float operator()(float v) const { return v / 2; }
+};
+#endif
+
+} // namespace
+
+int length()
+{
+  return decltype(tconv::chain(half{}))::length;
+}
