@@ -75,7 +75,8 @@ void conv_transpose_benchmark(benchmark::State& state, const shape3& s, MakeChai
   tensors t(s, s.output_elements());
   const auto functors = make_chain(t);
   device_array space(static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes(s, functors) / 4));
-  const work w{multiply_adds(s), 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements())};
+  const work w{
+    multiply_adds(s), 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements())};
   measure(state, w, [&](int i, cudaStream_t stream) {
     return tconv::conv_transpose(
       t.x[i], t.w.data(), t.y.data(), s, functors, tconv::options{}, space.as_workspace(), stream);
@@ -106,7 +107,8 @@ void p2_eval(benchmark::State& state)
   const work w{static_cast<double>(s.batch * s.in_channels * s.out_channels),
                4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
   measure(state, w, [&](int i, cudaStream_t stream) {
-    return tconv::global_mean(t.x[i], t.w.data(), t.y.data(), s, functors, tconv::options{}, space.as_workspace(), stream);
+    return tconv::global_mean(
+      t.x[i], t.w.data(), t.y.data(), s, functors, tconv::options{}, space.as_workspace(), stream);
   });
 }
 
@@ -117,8 +119,8 @@ void p2_train(benchmark::State& state)
   const auto before = chain(tconv::bias(t.b.data()), tconv::scale(2.0f));
   device_array space(static_cast<std::int64_t>(tconv::batch_norm_train_global_mean_workspace_bytes(s, before) / 4));
   const tconv::batch_norm_arguments arguments{t.gamma.data(), t.beta.data(), t.mean.data(), t.var.data()};
-  const work w{multiply_adds(s),
-               4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
+  const work w{
+    multiply_adds(s), 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
   measure(state, w, [&](int i, cudaStream_t stream) {
     return tconv::batch_norm_train_global_mean(
       t.x[i], t.w.data(), t.y.data(), s, before, arguments, tconv::options{}, space.as_workspace(), stream);
@@ -141,12 +143,12 @@ void fold_batch_norm(benchmark::State& state)
 void text_detection_head(benchmark::State& state)
 {
   shape3 first;
-  first.in_channels  = 24;
-  first.out_channels = 24;
-  first.input        = {1, 320, 240};
-  first.kernel       = {1, 2, 2};
-  first.stride       = {1, 2, 2};
-  shape3 second      = first;
+  first.in_channels   = 24;
+  first.out_channels  = 24;
+  first.input         = {1, 320, 240};
+  first.kernel        = {1, 2, 2};
+  first.stride        = {1, 2, 2};
+  shape3 second       = first;
   second.out_channels = 1;
   second.input        = {1, 640, 480};
   tensors t(first, first.output_elements());
@@ -155,11 +157,12 @@ void text_detection_head(benchmark::State& state)
                          tconv::batch_norm(t.mean.data(), t.var.data(), t.gamma.data(), t.beta.data()),
                          tconv::relu{});
   const auto two = chain(tconv::bias(t.b.data()), tconv::sigmoid{});
-  device_array space(static_cast<std::int64_t>(std::max(tconv::conv_transpose_workspace_bytes(first, one),
-                                                        tconv::conv_transpose_workspace_bytes(second, two))
-                                               / 4));
-  const work w{multiply_adds(first) + multiply_adds(second),
-               4.0 * static_cast<double>(first.input_elements() + 2 * first.output_elements() + second.output_elements())};
+  device_array space(static_cast<std::int64_t>(
+    std::max(tconv::conv_transpose_workspace_bytes(first, one), tconv::conv_transpose_workspace_bytes(second, two))
+    / 4));
+  const work w{
+    multiply_adds(first) + multiply_adds(second),
+    4.0 * static_cast<double>(first.input_elements() + 2 * first.output_elements() + second.output_elements())};
   measure(state, w, [&](int i, cudaStream_t stream) {
     if (tconv::status s = tconv::conv_transpose(
           t.x[i], t.w.data(), t.y.data(), first, one, tconv::options{}, space.as_workspace(), stream);

@@ -24,8 +24,8 @@ namespace tconv_bench
 
 /// Ceilings of one H200 as measured there (PyTorch 2.11, 2026-11-29): a large copy counting reads and writes, and a large fp32
 /// matrix product with its multiply-adds in TFLOP/s. They make the floor that of_floor refers to.
-inline constexpr double copy_bytes_per_second   = 4.238e12;
-inline constexpr double fp32_flops_per_second   = 50.9e12;
+inline constexpr double copy_bytes_per_second = 4.238e12;
+inline constexpr double fp32_flops_per_second = 50.9e12;
 
 inline void must(cudaError_t error, const char* what)
 {
@@ -60,10 +60,7 @@ public:
     must(cudaMemcpy(data_, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
   }
   ~device_array() { (void) cudaFree(data_); }
-  device_array(device_array&& other) noexcept
-      : count_(other.count_)
-      , data_(std::exchange(other.data_, nullptr))
-  {}
+  device_array(device_array&& other) noexcept : count_(other.count_), data_(std::exchange(other.data_, nullptr)) {}
   device_array(const device_array&)            = delete;
   device_array& operator=(const device_array&) = delete;
   device_array& operator=(device_array&&)      = delete;
@@ -91,7 +88,8 @@ public:
     for (std::int64_t i = 1; i < std::clamp<std::int64_t>(wanted, 4, 64); ++i)
     {
       buffers_.emplace_back(count);
-      must(cudaMemcpy(buffers_.back().data(), buffers_[0].data(), static_cast<std::size_t>(count) * 4, cudaMemcpyDeviceToDevice),
+      must(cudaMemcpy(
+             buffers_.back().data(), buffers_[0].data(), static_cast<std::size_t>(count) * 4, cudaMemcpyDeviceToDevice),
            "copy");
     }
   }
@@ -120,8 +118,8 @@ double multiply_adds(const tconv::conv_transpose_shape<Rank>& s)
   double product = static_cast<double>(s.batch * s.in_channels) * static_cast<double>(s.out_channels / s.groups);
   for (int a = 0; a < Rank; ++a)
   {
-    double pairs          = 0;
-    const auto axis       = s.axis(a);
+    double pairs    = 0;
+    const auto axis = s.axis(a);
     for (std::int64_t t = 0; t < axis.kernel; ++t)
     {
       pairs += static_cast<double>(axis.landing_inputs(t).size());
@@ -225,4 +223,5 @@ void measure(benchmark::State& state, const work& w, Call call)
 } // namespace tconv_bench
 
 /// Registers \p function under \p name: one iteration, which holds all the repetitions of the protocol.
-#define TCONV_BENCHMARK(function, name) BENCHMARK(function)->Name(name)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond)
+#define TCONV_BENCHMARK(function, name)                                                                                \
+  BENCHMARK(function)->Name(name)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond)

@@ -96,21 +96,22 @@ double largest_sampled_error(const double* expected, tconv::int64_t elements, Re
 bool report(const char* name, const shape3& s, const outcome& o, double limit)
 {
   const auto out = s.output();
-  std::printf("  %-9s x[%lld,%lld,%lld,%lld,%lld] -> conv [%lld,%lld,%lld,%lld,%lld]   largest error %.2e (limit %.0e)   %.3f ms\n",
-              name,
-              static_cast<long long>(s.batch),
-              static_cast<long long>(s.in_channels),
-              static_cast<long long>(s.input[0]),
-              static_cast<long long>(s.input[1]),
-              static_cast<long long>(s.input[2]),
-              static_cast<long long>(s.batch),
-              static_cast<long long>(s.out_channels),
-              static_cast<long long>(out[0]),
-              static_cast<long long>(out[1]),
-              static_cast<long long>(out[2]),
-              o.error,
-              limit,
-              o.milliseconds);
+  std::printf(
+    "  %-9s x[%lld,%lld,%lld,%lld,%lld] -> conv [%lld,%lld,%lld,%lld,%lld]   largest error %.2e (limit %.0e)   %.3f ms\n",
+    name,
+    static_cast<long long>(s.batch),
+    static_cast<long long>(s.in_channels),
+    static_cast<long long>(s.input[0]),
+    static_cast<long long>(s.input[1]),
+    static_cast<long long>(s.input[2]),
+    static_cast<long long>(s.batch),
+    static_cast<long long>(s.out_channels),
+    static_cast<long long>(out[0]),
+    static_cast<long long>(out[1]),
+    static_cast<long long>(out[2]),
+    o.error,
+    limit,
+    o.milliseconds);
   std::fflush(stdout);
   return o.error <= limit;
 }
@@ -142,9 +143,10 @@ bool run_reference()
                             s.out_channels,
                             s.output_positions());
     const double ms    = 1e3 * seconds_since(start);
-    const double error = largest_sampled_error(
-      golden::p1_reduced_outputs, s.output_elements(), [&](tconv::int64_t i) { return y[static_cast<std::size_t>(i)]; });
-    good = report("P1", s, {error, ms}, p1_limit) && good;
+    const double error = largest_sampled_error(golden::p1_reduced_outputs, s.output_elements(), [&](tconv::int64_t i) {
+      return y[static_cast<std::size_t>(i)];
+    });
+    good               = report("P1", s, {error, ms}, p1_limit) && good;
   }
   const shape3 s = p2_shape(golden::p2_reduced);
   for (const bool train : {false, true})
@@ -206,13 +208,11 @@ void must(const tconv::status& s)
 class device_array
 {
 public:
-  explicit device_array(std::size_t count)
-      : count_(count)
+  explicit device_array(std::size_t count) : count_(count)
   {
     must(cudaMalloc(&data_, count * sizeof(float) + 4), "cudaMalloc");
   }
-  explicit device_array(const std::vector<float>& values)
-      : device_array(values.size())
+  explicit device_array(const std::vector<float>& values) : device_array(values.size())
   {
     must(cudaMemcpy(data_, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice), "upload");
   }
@@ -264,7 +264,7 @@ bool run_gpu(const char* device)
     device_array x(inputs.x), w(inputs.weight), b(inputs.bias), y(static_cast<std::size_t>(s.output_elements()));
     const auto functors = chain(tconv::bias(b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
     device_array space(tconv::conv_transpose_workspace_bytes(s, functors) / sizeof(float));
-    const double ms = time_call([&] {
+    const double ms    = time_call([&] {
       return tconv::conv_transpose(
         x.data(), w.data(), y.data(), s, functors, tconv::options{}, space.as_workspace(), nullptr);
     });
@@ -273,7 +273,7 @@ bool run_gpu(const char* device)
       must(cudaMemcpy(&v, y.data() + i, sizeof(float), cudaMemcpyDeviceToHost), "sample");
       return static_cast<double>(v);
     });
-    good = report("P1", s, {error, ms}, p1_limit) && good;
+    good               = report("P1", s, {error, ms}, p1_limit) && good;
   }
   const shape3 s    = p2_shape(golden::p2_full);
   const auto inputs = golden::make_p2_inputs(golden::p2_full);
@@ -286,7 +286,8 @@ bool run_gpu(const char* device)
                                 tconv::batch_norm(mean.data(), var.data(), gamma.data(), beta.data(), golden::eps));
     device_array space(tconv::global_mean_workspace_bytes(s, functors) / sizeof(float));
     const double ms = time_call([&] {
-      return tconv::global_mean(x.data(), w.data(), y.data(), s, functors, tconv::options{}, space.as_workspace(), nullptr);
+      return tconv::global_mean(
+        x.data(), w.data(), y.data(), s, functors, tconv::options{}, space.as_workspace(), nullptr);
     });
     good = report("P2 eval", s, {largest_error(y.download(), golden::p2_full_eval), ms}, p2_eval_limit) && good;
   }

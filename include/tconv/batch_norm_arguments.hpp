@@ -18,7 +18,7 @@ struct batch_norm_arguments
   float* running_mean = nullptr; ///< read in eval mode, updated in train mode; null in train mode: not tracked
   float* running_var  = nullptr; ///< likewise; the stored variance is the unbiased one
   float eps           = 1e-5f;   ///< added to the variance under the root, >= 0
-  float momentum      = 0.1f;    ///< new = (1 - momentum) * old + momentum * statistic; pass 1/count for a cumulative average
+  float momentum = 0.1f; ///< new = (1 - momentum) * old + momentum * statistic; pass 1/count for a cumulative average
 };
 
 TCONV_NAMESPACE_END

@@ -74,17 +74,17 @@ struct conv_transpose_shape
   /// One value per spatial axis.
   using extents = std::array<int64_t, Rank>;
 
-  int64_t batch          = 1;                         ///< >= 0; 0 is legal and does nothing
-  int64_t in_channels    = 1;                         ///< >= 1, divisible by groups
-  int64_t out_channels   = 1;                         ///< >= 1, divisible by groups
-  int64_t groups         = 1;                         ///< >= 1
+  int64_t batch        = 1; ///< >= 0; 0 is legal and does nothing
+  int64_t in_channels  = 1; ///< >= 1, divisible by groups
+  int64_t out_channels = 1; ///< >= 1, divisible by groups
+  int64_t groups       = 1; ///< >= 1
   // Every field of an axis is at most 2^60.
-  extents input          = detail::filled<Rank>(1);   ///< >= 1
-  extents kernel         = detail::filled<Rank>(1);   ///< >= 1
-  extents stride         = detail::filled<Rank>(1);   ///< >= 1
-  extents padding        = detail::filled<Rank>(0);   ///< >= 0
-  extents output_padding = detail::filled<Rank>(0);   ///< >= 0 and < max(stride, dilation)
-  extents dilation       = detail::filled<Rank>(1);   ///< >= 1
+  extents input          = detail::filled<Rank>(1); ///< >= 1
+  extents kernel         = detail::filled<Rank>(1); ///< >= 1
+  extents stride         = detail::filled<Rank>(1); ///< >= 1
+  extents padding        = detail::filled<Rank>(0); ///< >= 0
+  extents output_padding = detail::filled<Rank>(0); ///< >= 0 and < max(stride, dilation)
+  extents dilation       = detail::filled<Rank>(1); ///< >= 1
 
   /// Output extent of axis \p axis by the formula above; meaningful after validate(). Never negative then.
   constexpr int64_t output(int axis) const
@@ -155,9 +155,12 @@ status validate_axis(const conv_transpose_shape<Rank>& shape, int axis)
     int64_t value;
     int64_t least;
   };
-  const rule rules[] = {{"input", shape.input[a], 1},     {"kernel", shape.kernel[a], 1},
-                        {"stride", shape.stride[a], 1},   {"dilation", shape.dilation[a], 1},
-                        {"padding", shape.padding[a], 0}, {"output_padding", shape.output_padding[a], 0}};
+  const rule rules[] = {{"input", shape.input[a], 1},
+                        {"kernel", shape.kernel[a], 1},
+                        {"stride", shape.stride[a], 1},
+                        {"dilation", shape.dilation[a], 1},
+                        {"padding", shape.padding[a], 0},
+                        {"output_padding", shape.output_padding[a], 0}};
   for (const rule& r : rules)
   {
     if (r.value < r.least)
@@ -198,7 +201,8 @@ status validate_axis(const conv_transpose_shape<Rank>& shape, int axis)
       || !add_checked(reach, shape.stride[a]) || !add_checked(reach, shape.dilation[a]) || !add_checked(reach, crop)
       || reach == std::numeric_limits<int64_t>::max())
   {
-    return status::error(status_code::invalid_argument, "shape: the output extent of axis %s does not fit 63 bits", name);
+    return status::error(
+      status_code::invalid_argument, "shape: the output extent of axis %s does not fit 63 bits", name);
   }
   if (shape.output(axis) < 0)
   {
@@ -261,11 +265,12 @@ template <int Rank>
     }
   }
 
-  int64_t x = element_size;
-  int64_t w = element_size;
-  int64_t y = element_size;
+  int64_t x   = element_size;
+  int64_t w   = element_size;
+  int64_t y   = element_size;
   bool x_fits = detail::multiply_checked(x, shape.in_channels);
-  bool w_fits = detail::multiply_checked(w, shape.in_channels) && detail::multiply_checked(w, shape.out_channels / shape.groups);
+  bool w_fits = detail::multiply_checked(w, shape.in_channels)
+             && detail::multiply_checked(w, shape.out_channels / shape.groups);
   bool y_fits = detail::multiply_checked(y, shape.out_channels);
   for (int axis = 0; axis < Rank; ++axis)
   {
@@ -279,8 +284,9 @@ template <int Rank>
   y_fits = y_fits && detail::multiply_checked(y, shape.batch);
   if (!x_fits || !w_fits || !y_fits)
   {
-    return status::error(
-      status_code::invalid_argument, "shape: the bytes of %s do not fit 63 bits", !x_fits ? "x" : (!w_fits ? "w" : "y"));
+    return status::error(status_code::invalid_argument,
+                         "shape: the bytes of %s do not fit 63 bits",
+                         !x_fits ? "x" : (!w_fits ? "w" : "y"));
   }
   return {};
 }

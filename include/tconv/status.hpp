@@ -38,7 +38,8 @@ public:
 #if defined(__GNUC__) || defined(__clang__)
   __attribute__((format(printf, 2, 3)))
 #endif
-  static status error(status_code code, const char* format, ...)
+  static status
+  error(status_code code, const char* format, ...)
   {
     status result;
     result.code_ = code;
@@ -58,14 +59,29 @@ public:
   }
 
   /// True for success.
-  bool ok() const { return code_ == status_code::success; }
-  explicit operator bool() const { return ok(); }
+  bool ok() const
+  {
+    return code_ == status_code::success;
+  }
+  explicit operator bool() const
+  {
+    return ok();
+  }
   /// The coarse reason.
-  status_code code() const { return code_; }
+  status_code code() const
+  {
+    return code_;
+  }
   /// The cudaError_t as int where code() is cuda_error, else 0.
-  int cuda_error() const { return cuda_error_; }
+  int cuda_error() const
+  {
+    return cuda_error_;
+  }
   /// A sentence that names the argument and the rule; empty for success.
-  const char* message() const { return message_; }
+  const char* message() const
+  {
+    return message_;
+  }
 
 private:
   static constexpr std::size_t capacity = 208;

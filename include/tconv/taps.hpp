@@ -146,7 +146,7 @@ struct conv_axis
     {
       return result;
     }
-    const int64_t m = result.tap_step;
+    const int64_t m  = result.tap_step;
     result.first_tap = multiply_mod(((r + padding) / g) % m, inverse_mod(dilation / g, m), m);
     if (result.first_tap < kernel)
     {

@@ -23,13 +23,14 @@ using shape3 = tconv::conv_transpose_shape<3>;
 
 /// All fields in one line: {batch, in_channels, out_channels, groups}, input, kernel, stride, padding, output_padding, dilation.
 template <int Rank>
-tconv::conv_transpose_shape<Rank> make_shape(const std::array<tconv::int64_t, 4>& channels,
-                                             const std::array<tconv::int64_t, Rank>& input,
-                                             const std::array<tconv::int64_t, Rank>& kernel,
-                                             const std::array<tconv::int64_t, Rank>& stride         = tconv::detail::filled<Rank>(1),
-                                             const std::array<tconv::int64_t, Rank>& padding        = tconv::detail::filled<Rank>(0),
-                                             const std::array<tconv::int64_t, Rank>& output_padding = tconv::detail::filled<Rank>(0),
-                                             const std::array<tconv::int64_t, Rank>& dilation       = tconv::detail::filled<Rank>(1))
+tconv::conv_transpose_shape<Rank>
+make_shape(const std::array<tconv::int64_t, 4>& channels,
+           const std::array<tconv::int64_t, Rank>& input,
+           const std::array<tconv::int64_t, Rank>& kernel,
+           const std::array<tconv::int64_t, Rank>& stride         = tconv::detail::filled<Rank>(1),
+           const std::array<tconv::int64_t, Rank>& padding        = tconv::detail::filled<Rank>(0),
+           const std::array<tconv::int64_t, Rank>& output_padding = tconv::detail::filled<Rank>(0),
+           const std::array<tconv::int64_t, Rank>& dilation       = tconv::detail::filled<Rank>(1))
 {
   tconv::conv_transpose_shape<Rank> s;
   s.batch          = channels[0];
@@ -134,10 +135,10 @@ inline shape3 random_shape(random_stream& random, std::int64_t products)
   while (true)
   {
     shape3 s;
-    s.batch                = random.integer(1, 3);
-    s.groups               = random.integer(0, 2) == 0 ? random.integer(1, 6) : 1;
-    s.in_channels          = s.groups * random.magnitude(1, 40);
-    s.out_channels         = s.groups * random.magnitude(1, 80);
+    s.batch                 = random.integer(1, 3);
+    s.groups                = random.integer(0, 2) == 0 ? random.integer(1, 6) : 1;
+    s.in_channels           = s.groups * random.magnitude(1, 40);
+    s.out_channels          = s.groups * random.magnitude(1, 80);
     const std::int64_t rank = random.integer(1, 3);
     for (std::size_t a = 3 - static_cast<std::size_t>(rank); a < 3; ++a)
     {
@@ -176,7 +177,9 @@ struct full_reference
   std::vector<tconv::int64_t> terms;
 
   template <int Rank>
-  full_reference(const std::vector<float>& x, const std::vector<float>& w, const tconv::conv_transpose_shape<Rank>& shape)
+  full_reference(const std::vector<float>& x,
+                 const std::vector<float>& w,
+                 const tconv::conv_transpose_shape<Rank>& shape)
       : value(static_cast<std::size_t>(shape.output_elements()))
       , magnitude(value.size())
       , terms(value.size())

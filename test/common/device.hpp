@@ -84,8 +84,8 @@ public:
     std::vector<std::uint32_t> all(static_cast<std::size_t>(front_));
     (void) cuda_ok(cudaMemcpy(all.data(), memory_, all.size() * 4, cudaMemcpyDeviceToHost), "download guards");
     std::vector<std::uint32_t> back(guard_words);
-    (void) cuda_ok(
-      cudaMemcpy(back.data(), memory_ + front_ + count_ * words, back.size() * 4, cudaMemcpyDeviceToHost), "download guards");
+    (void) cuda_ok(cudaMemcpy(back.data(), memory_ + front_ + count_ * words, back.size() * 4, cudaMemcpyDeviceToHost),
+                   "download guards");
     all.insert(all.end(), back.begin(), back.end());
     for (const std::uint32_t word : all)
     {
@@ -111,10 +111,7 @@ private:
 class workspace_buffer
 {
 public:
-  explicit workspace_buffer(std::size_t bytes)
-      : bytes_(bytes)
-      , memory_(static_cast<std::int64_t>((bytes + 3) / 4))
-  {}
+  explicit workspace_buffer(std::size_t bytes) : bytes_(bytes), memory_(static_cast<std::int64_t>((bytes + 3) / 4)) {}
   tconv::workspace get() { return {bytes_ == 0 ? nullptr : memory_.data(), bytes_}; }
   bool guards_intact() const { return memory_.guards_intact(); }
 
@@ -142,7 +139,8 @@ template <class Launcher>
 bool run(launch_mode mode, Launcher launcher)
 {
   cudaStream_t stream = nullptr;
-  if (mode != launch_mode::direct && !cuda_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"))
+  if (mode != launch_mode::direct
+      && !cuda_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"))
   {
     return false;
   }
@@ -157,14 +155,15 @@ bool run(launch_mode mode, Launcher launcher)
     cudaGraphExec_t execution = nullptr;
     good                      = cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
     const tconv::status s     = launcher(stream);
-    good = cuda_ok(cudaStreamEndCapture(stream, &graph), "end capture") && good;
+    good                      = cuda_ok(cudaStreamEndCapture(stream, &graph), "end capture") && good;
     if (!s.ok())
     {
       ADD_FAILURE() << s.message();
       good = false;
     }
     good = good && cuda_ok(cudaGraphInstantiate(&execution, graph, 0), "instantiate")
-        && cuda_ok(cudaGraphLaunch(execution, stream), "graph launch") && cuda_ok(cudaStreamSynchronize(stream), "graph run");
+        && cuda_ok(cudaGraphLaunch(execution, stream), "graph launch")
+        && cuda_ok(cudaStreamSynchronize(stream), "graph run");
     (void) cudaGraphExecDestroy(execution);
     (void) cudaGraphDestroy(graph);
   }

@@ -315,6 +315,12 @@ std::vector<wrong_call> wrong_calls(const launcher_call& valid)
   {
     s.add(
       "channels -1", [](launcher_call& c) { c.channels = -1; }, "channels = -1", "must be >= 0");
+    // As for shapes, byte counts must fit 63 bits.
+    for (const int bits : {61, 62})
+    {
+      s.add(
+        "2^63 bytes", [&](launcher_call& c) { c.channels = std::int64_t{1} << bits; }, "channels", "");
+    }
   }
 
   for (const tensor& t : valid.tensors)

@@ -107,9 +107,12 @@ void check_chain(const shape3& shape,
   device_buffer<float> dw(w);
   device_buffer<float> dy(shape.output_elements());
   workspace_buffer space(tconv::conv_transpose_workspace_bytes(shape, on_device));
-  ASSERT_TRUE(run(mode, [&](cudaStream_t stream) {
-    return tconv::conv_transpose(dx.data(), dw.data(), dy.data(), shape, on_device, tconv::options{}, space.get(), stream);
-  })) << to_string(shape);
+  ASSERT_TRUE(run(mode,
+                  [&](cudaStream_t stream) {
+                    return tconv::conv_transpose(
+                      dx.data(), dw.data(), dy.data(), shape, on_device, tconv::options{}, space.get(), stream);
+                  }))
+    << to_string(shape);
 
   full_reference expected(x, w, shape);
   // A channel functor spreads the error of the worst logit of its row.
@@ -119,9 +122,13 @@ void check_chain(const shape3& shape,
     worst = std::fmax(worst, static_cast<double>(expected.terms[i] + 8) * 0x1p-24 * (expected.magnitude[i] + 4.0));
   }
   tconv::reference::apply(on_host, expected.value.data(), shape.batch, shape.out_channels, shape.output_positions());
-  EXPECT_TRUE(compare_values(dy.download().data(), expected.value.data(), extents_of(shape), [&](std::int64_t, double) {
-    return tolerance{worst * sensitivity, relative};
-  })) << to_string(shape);
+  EXPECT_TRUE(compare_values(dy.download().data(),
+                             expected.value.data(),
+                             extents_of(shape),
+                             [&](std::int64_t, double) {
+                               return tolerance{worst * sensitivity, relative};
+                             }))
+    << to_string(shape);
   EXPECT_TRUE(dy.guards_intact() && space.guards_intact());
 }
 
@@ -134,20 +141,21 @@ TEST_F(chain_gpu, linear_functors)
                               make_shape<3>({2, 6, 6, 6}, {1, 9, 21}, {1, 3, 3})})
   {
     operands o(100, shape.out_channels);
-    check_chain(shape,
-                1.0f,
-                chain(tconv::bias(o.d_bias.data()), tconv::scale(2.0f), tconv::affine(o.d_slope.data(), o.d_offset.data())),
-                chain(tconv::bias(o.bias.data()), tconv::scale(2.0f), tconv::affine(o.slope.data(), o.offset.data())),
-                8.0,
-                1e-6);
     check_chain(
       shape,
       1.0f,
-      chain(tconv::scale(o.d_slope.data()),
-            tconv::batch_norm(o.d_mean.data(), o.d_var.data(), o.d_gamma.data(), o.d_beta.data(), 1e-5f)),
-      chain(tconv::scale(o.slope.data()), tconv::batch_norm(o.mean.data(), o.var.data(), o.gamma.data(), o.beta.data(), 1e-5f)),
-      16.0,
+      chain(tconv::bias(o.d_bias.data()), tconv::scale(2.0f), tconv::affine(o.d_slope.data(), o.d_offset.data())),
+      chain(tconv::bias(o.bias.data()), tconv::scale(2.0f), tconv::affine(o.slope.data(), o.offset.data())),
+      8.0,
       1e-6);
+    check_chain(shape,
+                1.0f,
+                chain(tconv::scale(o.d_slope.data()),
+                      tconv::batch_norm(o.d_mean.data(), o.d_var.data(), o.d_gamma.data(), o.d_beta.data(), 1e-5f)),
+                chain(tconv::scale(o.slope.data()),
+                      tconv::batch_norm(o.mean.data(), o.var.data(), o.gamma.data(), o.beta.data(), 1e-5f)),
+                16.0,
+                1e-6);
   }
 }
 
@@ -172,8 +180,8 @@ TEST_F(chain_gpu, activations)
 // tile in shared memory (32, 8, 4, 2, 1 columns) and in global memory.
 TEST_F(chain_gpu, softmax_over_any_number_of_channels)
 {
-  for (const std::int64_t channels :
-       {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 200, 255, 256, 257, 300, 511, 513, 1000, 1025, 2048, 4096, 8192, 30011})
+  for (const std::int64_t channels : {1,   2,   3,   4,   5,   8,   9,   16,  17,  31,   32,   33,   63,   64,   65,
+                                      100, 128, 200, 255, 256, 257, 300, 511, 513, 1000, 1025, 2048, 4096, 8192, 30011})
   {
     operands o(200, channels);
     const bool few     = channels > 4096;

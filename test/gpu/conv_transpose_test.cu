@@ -69,7 +69,10 @@ void check(const shape3& shape,
   EXPECT_TRUE(c.guards_intact()) << to_string(shape);
 }
 
-void check_random_values(const shape3& shape, std::uint32_t seed, launch_mode mode = launch_mode::direct, std::int64_t misalignment = 0)
+void check_random_values(const shape3& shape,
+                         std::uint32_t seed,
+                         launch_mode mode          = launch_mode::direct,
+                         std::int64_t misalignment = 0)
 {
   check(shape,
         random_values(seed, shape.input_elements()),
@@ -115,16 +118,17 @@ TEST_F(conv_transpose_gpu, random_shapes)
 
 TEST_F(conv_transpose_gpu, ranks_agree)
 {
-  const shape1 s1   = make_shape<1>({2, 3, 5, 1}, {17}, {4}, {2}, {1}, {1});
-  const auto x      = random_values(1, s1.input_elements());
-  const auto w      = random_values(2, s1.weight_elements());
-  const auto call   = [&](const auto& shape) {
+  const shape1 s1 = make_shape<1>({2, 3, 5, 1}, {17}, {4}, {2}, {1}, {1});
+  const auto x    = random_values(1, s1.input_elements());
+  const auto w    = random_values(2, s1.weight_elements());
+  const auto call = [&](const auto& shape) {
     device_buffer<float> dx(x);
     device_buffer<float> dw(w);
     device_buffer<float> dy(shape.output_elements());
     workspace_buffer space(tconv::conv_transpose_workspace_bytes(shape));
     EXPECT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
-      return tconv::conv_transpose(dx.data(), dw.data(), dy.data(), shape, chain<>{}, tconv::options{}, space.get(), stream);
+      return tconv::conv_transpose(
+        dx.data(), dw.data(), dy.data(), shape, chain<>{}, tconv::options{}, space.get(), stream);
     }));
     return dy.download();
   };
@@ -202,7 +206,7 @@ TEST_F(conv_transpose_gpu, nan_and_infinity_in_x_stay_where_they_land)
   {
     for (const float special : specials)
     {
-      auto x = random_values(++seed, shape.input_elements());
+      auto x                             = random_values(++seed, shape.input_elements());
       x[random_bits(seed, 7) % x.size()] = special;
       x.back()                           = special;
       check(shape, x, random_values(seed + 1, shape.weight_elements()), random_values(seed + 2, shape.out_channels));
@@ -219,9 +223,12 @@ TEST_F(conv_transpose_gpu, nan_and_infinity_in_w_stay_where_they_land)
   {
     for (const float special : specials)
     {
-      auto w = random_values(++seed, shape.weight_elements());
+      auto w                             = random_values(++seed, shape.weight_elements());
       w[random_bits(seed, 7) % w.size()] = special;
-      check(shape, random_values(seed + 1, shape.input_elements(), 0.5f, 1.0f), w, random_values(seed + 2, shape.out_channels));
+      check(shape,
+            random_values(seed + 1, shape.input_elements(), 0.5f, 1.0f),
+            w,
+            random_values(seed + 2, shape.out_channels));
     }
   }
 }
@@ -236,7 +243,8 @@ TEST_F(conv_transpose_gpu, more_tiles_than_65535)
 }
 
 /// y at sampled positions against gather_at, without downloading all of it.
-void check_samples(const shape3& shape, const std::vector<float>& x, const std::vector<float>& w, const float* y, int samples)
+void check_samples(
+  const shape3& shape, const std::vector<float>& x, const std::vector<float>& w, const float* y, int samples)
 {
   const output_extents e = extents_of(shape);
   for (int j = 0; j < samples; ++j)
@@ -245,7 +253,8 @@ void check_samples(const shape3& shape, const std::vector<float>& x, const std::
     if (j < 160)
     {
       // Around 2^31, around 2^32 and at the end.
-      const std::int64_t centre = j < 64 ? std::int64_t{1} << 31 : (j < 128 ? std::int64_t{1} << 32 : e.elements() - 16);
+      const std::int64_t centre = j < 64 ? std::int64_t{1} << 31
+                                         : (j < 128 ? std::int64_t{1} << 32 : e.elements() - 16);
       flat                      = centre + j % 64 - 32;
     }
     else
@@ -260,16 +269,16 @@ void check_samples(const shape3& shape, const std::vector<float>& x, const std::
     }
     float got = 0;
     ASSERT_TRUE(cuda_ok(cudaMemcpy(&got, y + flat, sizeof(float), cudaMemcpyDeviceToHost), "sample"));
-    std::int64_t rest      = flat;
-    const std::int64_t ow  = rest % e.w;
+    std::int64_t rest     = flat;
+    const std::int64_t ow = rest % e.w;
     rest /= e.w;
-    const std::int64_t oh  = rest % e.h;
+    const std::int64_t oh = rest % e.h;
     rest /= e.h;
-    const std::int64_t od  = rest % e.d;
+    const std::int64_t od = rest % e.d;
     rest /= e.d;
-    const auto expected    = tconv::reference::conv_transpose_at(
+    const auto expected = tconv::reference::conv_transpose_at(
       x.data(), w.data(), shape, rest / e.c, rest % e.c, {od, oh, ow});
-    const auto terms  = static_cast<double>(expected.terms);
+    const auto terms   = static_cast<double>(expected.terms);
     const double bound = (terms + 8) * 0x1p-24 * expected.magnitude + ulp(expected.value) / 2 + terms * 0x1p-149;
     ASSERT_LE(std::fabs(static_cast<double>(got) - expected.value), bound)
       << to_string(shape) << " at flat index " << flat << ": got " << got << ", expected " << expected.value;
@@ -285,7 +294,8 @@ void check_large(const shape3& shape)
   device_buffer<float> dy(shape.output_elements());
   workspace_buffer space(tconv::conv_transpose_workspace_bytes(shape));
   ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
-    return tconv::conv_transpose(dx.data(), dw.data(), dy.data(), shape, chain<>{}, tconv::options{}, space.get(), stream);
+    return tconv::conv_transpose(
+      dx.data(), dw.data(), dy.data(), shape, chain<>{}, tconv::options{}, space.get(), stream);
   }));
   check_samples(shape, x, w, dy.data(), 3000);
   EXPECT_TRUE(dy.guards_intact());

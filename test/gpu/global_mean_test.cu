@@ -45,9 +45,12 @@ std::vector<float> global_mean_on_device(const shape3& s,
   device_buffer<float> dw(w, misalignment);
   device_buffer<float> dy(s.batch * s.out_channels, misalignment);
   workspace_buffer space(tconv::global_mean_workspace_bytes(s, functors));
-  EXPECT_TRUE(run(mode, [&](cudaStream_t stream) {
-    return tconv::global_mean(dx.data(), dw.data(), dy.data(), s, functors, tconv::options{}, space.get(), stream);
-  })) << to_string(s);
+  EXPECT_TRUE(run(mode,
+                  [&](cudaStream_t stream) {
+                    return tconv::global_mean(
+                      dx.data(), dw.data(), dy.data(), s, functors, tconv::options{}, space.get(), stream);
+                  }))
+    << to_string(s);
   EXPECT_TRUE(dx.guards_intact() && dw.guards_intact() && dy.guards_intact() && space.guards_intact()) << to_string(s);
   return dy.download();
 }
@@ -67,9 +70,13 @@ void check_mean(const shape3& s, std::uint32_t seed, launch_mode mode, std::int6
     expected.mean[i]      = 2.0 * (expected.mean[i] + bias);
     expected.magnitude[i] = 2.0 * (expected.magnitude[i] + std::fabs(bias));
   }
-  EXPECT_TRUE(compare_values(y.data(), expected.mean.data(), {s.batch, s.out_channels}, [&](std::int64_t i, double) {
-    return tolerance{8 * 0x1p-24 * expected.magnitude[static_cast<std::size_t>(i)], 0x1p-23};
-  })) << to_string(s);
+  EXPECT_TRUE(compare_values(y.data(),
+                             expected.mean.data(),
+                             {s.batch, s.out_channels},
+                             [&](std::int64_t i, double) {
+                               return tolerance{8 * 0x1p-24 * expected.magnitude[static_cast<std::size_t>(i)], 0x1p-23};
+                             }))
+    << to_string(s);
 }
 
 class global_mean_gpu : public gpu_test
@@ -133,10 +140,10 @@ TEST_F(global_mean_gpu, nan_counts_exactly_where_it_lands)
   std::uint32_t seed = 60;
   for (const shape3& s : awkward_shapes())
   {
-    auto x = random_values(++seed, s.input_elements());
+    auto x                             = random_values(++seed, s.input_elements());
     x[random_bits(seed, 1) % x.size()] = std::numeric_limits<float>::quiet_NaN();
-    const auto w = random_values(seed + 1, s.weight_elements());
-    const auto y = global_mean_on_device(s, x, w, chain<>{});
+    const auto w                       = random_values(seed + 1, s.weight_elements());
+    const auto y                       = global_mean_on_device(s, x, w, chain<>{});
     const mean_reference expected(x, w, s);
     for (std::size_t i = 0; i < y.size(); ++i)
     {
@@ -149,11 +156,11 @@ TEST_F(global_mean_gpu, channel_functors_after_the_mean)
 {
   for (const std::int64_t channels : {1, 7, 32, 33, 128, 1000})
   {
-    const shape3 s     = make_shape<3>({3, 4, channels, 1}, {2, 3, 5}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
-    const auto x       = random_values(1, s.input_elements());
-    const auto w       = random_values(2, s.weight_elements(), -20.0f, 20.0f);
-    const auto funcs   = chain(tconv::scale(3.0f), tconv::channel_softmax{}, tconv::tanh{});
-    const auto y       = global_mean_on_device(s, x, w, funcs);
+    const shape3 s   = make_shape<3>({3, 4, channels, 1}, {2, 3, 5}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
+    const auto x     = random_values(1, s.input_elements());
+    const auto w     = random_values(2, s.weight_elements(), -20.0f, 20.0f);
+    const auto funcs = chain(tconv::scale(3.0f), tconv::channel_softmax{}, tconv::tanh{});
+    const auto y     = global_mean_on_device(s, x, w, funcs);
     mean_reference expected(x, w, s);
     double worst = 0;
     for (const double m : expected.magnitude)
@@ -224,12 +231,19 @@ TEST_F(batch_norm_gpu, folding_with_groups)
       {
         return r;
       }
-      return tconv::conv_transpose(
-        dx.data(), folded.data(), y.data(), s, chain(tconv::bias(offsets.data())), tconv::options{}, space.get(), stream);
+      return tconv::conv_transpose(dx.data(),
+                                   folded.data(),
+                                   y.data(),
+                                   s,
+                                   chain(tconv::bias(offsets.data())),
+                                   tconv::options{},
+                                   space.get(),
+                                   stream);
     }));
-    const std::vector<double> expected =
-      eps == 0.0f ? std::vector<double>{1.75, -1.5, -9.8, 19.2} : std::vector<double>{1.7499978, -1.4999992, -9.7999976, 19.1999992};
-    const auto got = y.download();
+    const std::vector<double> expected = eps == 0.0f
+                                         ? std::vector<double>{1.75, -1.5, -9.8, 19.2}
+                                         : std::vector<double>{1.7499978, -1.4999992, -9.7999976, 19.1999992};
+    const auto got                     = y.download();
     for (std::size_t c = 0; c < 4; ++c)
     {
       EXPECT_NEAR(static_cast<double>(got[c]), expected[c], 2e-5) << c; // offsets of 60 and more are rounded to fp32
@@ -282,18 +296,25 @@ void check_train(const shape3& s,
   auto arguments     = bn.device();
   arguments.momentum = 1.0f;
   arguments.eps      = 1e-3f;
-  ASSERT_TRUE(run(mode, [&](cudaStream_t stream) {
-    return tconv::batch_norm_train_global_mean(
-      dx.data(), dw.data(), dy.data(), s, before, arguments, tconv::options{}, space.get(), stream);
-  })) << to_string(s);
+  ASSERT_TRUE(run(mode,
+                  [&](cudaStream_t stream) {
+                    return tconv::batch_norm_train_global_mean(
+                      dx.data(), dw.data(), dy.data(), s, before, arguments, tconv::options{}, space.get(), stream);
+                  }))
+    << to_string(s);
   EXPECT_TRUE(bn.guards_intact() && dy.guards_intact() && space.guards_intact() && dx.guards_intact());
 
   full_reference full(x, w, s);
-  tconv::reference::apply(chain(tconv::bias(bias.data()), tconv::scale(2.0f)), full.value.data(), s.batch, s.out_channels, s.output_positions());
+  tconv::reference::apply(chain(tconv::bias(bias.data()), tconv::scale(2.0f)),
+                          full.value.data(),
+                          s.batch,
+                          s.out_channels,
+                          s.output_positions());
   auto host          = bn.host();
   host.momentum      = 1.0f;
   host.eps           = 1e-3f;
-  const auto moments = tconv::reference::batch_norm_train(full.value.data(), s.batch, s.out_channels, s.output_positions(), host);
+  const auto moments = tconv::reference::batch_norm_train(
+    full.value.data(), s.batch, s.out_channels, s.output_positions(), host);
   const auto expected = tconv::reference::global_mean(full.value.data(), s.batch, s.out_channels, s.output_positions());
   const auto var      = bn.d_var.download();
   const auto mean     = bn.d_mean.download();
@@ -303,12 +324,17 @@ void check_train(const shape3& s,
     // Rounding of each output adds at most (K + 8) 2^-24 S to it, hence 2 * that * |y| to the sum of squares where the variance
     // itself is tiny; values here have variances of the order of their squares.
     EXPECT_NEAR(static_cast<double>(var[c]), exact, variance_error * exact + 1e-12) << to_string(s) << " channel " << c;
-    EXPECT_NEAR(static_cast<double>(mean[c]), moments[c].mean, 1e-6 * (std::fabs(moments[c].mean) + std::sqrt(exact)) + 1e-9)
+    EXPECT_NEAR(
+      static_cast<double>(mean[c]), moments[c].mean, 1e-6 * (std::fabs(moments[c].mean) + std::sqrt(exact)) + 1e-9)
       << to_string(s) << " channel " << c;
   }
-  EXPECT_TRUE(compare_values(dy.download().data(), expected.data(), {s.batch, s.out_channels}, [&](std::int64_t, double) {
-    return tolerance{2e-6, variance_error};
-  })) << to_string(s);
+  EXPECT_TRUE(compare_values(dy.download().data(),
+                             expected.data(),
+                             {s.batch, s.out_channels},
+                             [&](std::int64_t, double) {
+                               return tolerance{2e-6, variance_error};
+                             }))
+    << to_string(s);
 }
 
 TEST_F(batch_norm_gpu, train_over_awkward_shapes)
@@ -411,8 +437,8 @@ TEST_F(batch_norm_gpu, running_statistics)
     return tconv::batch_norm_train_global_mean(
       dx.data(), dw.data(), dy.data(), s, chain<>{}, arguments, tconv::options{}, space.get(), stream);
   }));
-  const auto m = mean.download();
-  const auto v = var.download();
+  const auto m           = mean.download();
+  const auto v           = var.download();
   const float expected[] = {0.4f, 0.8f, 1.2f};
   for (std::size_t c = 0; c < 3; ++c)
   {
@@ -429,8 +455,15 @@ TEST_F(batch_norm_gpu, untracked_statistics_and_batch_zero)
   device_buffer<float> dx(random_values(1, s.input_elements())), dw(random_values(2, s.weight_elements())), dy(6);
   workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s));
   ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
-    return tconv::batch_norm_train_global_mean(
-      dx.data(), dw.data(), dy.data(), s, chain<>{}, tconv::batch_norm_arguments{}, tconv::options{}, space.get(), stream);
+    return tconv::batch_norm_train_global_mean(dx.data(),
+                                               dw.data(),
+                                               dy.data(),
+                                               s,
+                                               chain<>{},
+                                               tconv::batch_norm_arguments{},
+                                               tconv::options{},
+                                               space.get(),
+                                               stream);
   }));
   for (const float v : dy.download())
   {

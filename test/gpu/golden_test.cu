@@ -53,7 +53,8 @@ double largest_error(const float* y, const double* expected, std::int64_t elemen
   {
     float got = 0;
     (void) cuda_ok(
-      cudaMemcpy(&got, y + sample_index(golden::sample_seed, j, elements), sizeof(float), cudaMemcpyDeviceToHost), "sample");
+      cudaMemcpy(&got, y + sample_index(golden::sample_seed, j, elements), sizeof(float), cudaMemcpyDeviceToHost),
+      "sample");
     const double error = std::fabs(static_cast<double>(got) - expected[j]);
     worst              = error > worst || std::isnan(error) ? error : worst;
   }
@@ -103,16 +104,16 @@ void check_p2(const golden::extents& e,
   device_buffer<float> mean(inputs.running_mean), var(inputs.running_var), y(s.batch * s.out_channels);
   const output_extents extents{s.batch, s.out_channels};
 
-  const auto functors = chain(
-    tconv::bias(b.data()),
-    tconv::scale(golden::p2_scale),
-    tconv::batch_norm(mean.data(), var.data(), gamma.data(), beta.data(), golden::eps));
+  const auto functors = chain(tconv::bias(b.data()),
+                              tconv::scale(golden::p2_scale),
+                              tconv::batch_norm(mean.data(), var.data(), gamma.data(), beta.data(), golden::eps));
   workspace_buffer eval_space(tconv::global_mean_workspace_bytes(s, functors));
   ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
     return tconv::global_mean(x.data(), w.data(), y.data(), s, functors, tconv::options{}, eval_space.get(), stream);
   }));
-  EXPECT_TRUE(compare_values(
-    y.download().data(), eval, extents, [](std::int64_t, double) { return tolerance{1e-6, 4e-7}; }));
+  EXPECT_TRUE(compare_values(y.download().data(), eval, extents, [](std::int64_t, double) {
+    return tolerance{1e-6, 4e-7};
+  }));
 
   y.poison();
   const auto before = chain(tconv::bias(b.data()), tconv::scale(golden::p2_scale));
@@ -123,12 +124,15 @@ void check_p2(const golden::extents& e,
     return tconv::batch_norm_train_global_mean(
       x.data(), w.data(), y.data(), s, before, arguments, tconv::options{}, train_space.get(), stream);
   }));
-  EXPECT_TRUE(compare_values(
-    y.download().data(), train, extents, [](std::int64_t, double) { return tolerance{2e-6, 5e-6}; }));
-  EXPECT_TRUE(compare_values(
-    mean.download().data(), running_mean, {1, s.out_channels}, [](std::int64_t, double) { return tolerance{1e-7, 2e-7}; }));
-  EXPECT_TRUE(compare_values(
-    var.download().data(), running_var, {1, s.out_channels}, [](std::int64_t, double) { return tolerance{0, 1e-5}; }));
+  EXPECT_TRUE(compare_values(y.download().data(), train, extents, [](std::int64_t, double) {
+    return tolerance{2e-6, 5e-6};
+  }));
+  EXPECT_TRUE(compare_values(mean.download().data(), running_mean, {1, s.out_channels}, [](std::int64_t, double) {
+    return tolerance{1e-7, 2e-7};
+  }));
+  EXPECT_TRUE(compare_values(var.download().data(), running_var, {1, s.out_channels}, [](std::int64_t, double) {
+    return tolerance{0, 1e-5};
+  }));
 }
 
 TEST_F(golden_gpu, p2_reduced)
@@ -142,8 +146,11 @@ TEST_F(golden_gpu, p2_reduced)
 
 TEST_F(golden_gpu, p2_full)
 {
-  check_p2(
-    golden::p2_full, golden::p2_full_eval, golden::p2_full_train, golden::p2_full_running_mean, golden::p2_full_running_var);
+  check_p2(golden::p2_full,
+           golden::p2_full_eval,
+           golden::p2_full_train,
+           golden::p2_full_running_mean,
+           golden::p2_full_running_var);
 }
 
 } // namespace

@@ -157,7 +157,9 @@ std::vector<shape3> huge_shapes()
           make_shape<3>({1, 1, 1, 1}, {3, 3, 3}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}, {k, k * k, k * k}),
           make_shape<3>({1, 1, 1, 1}, {1, 1, 2}, {1, 1, 2}, {1, 1, t}),
           make_shape<3>({1, 1, 1, 1}, {1, 1, 2}, {1, 1, 2}, {1, 1, 2}, {0, 0, 0}, {0, 0, 0}, {1, 1, t}),
-          make_shape<3>({1, 1, 1, 1}, {1, 1, t}, {1, 1, 1}, {1, 1, 1}, {0, 0, t / 2 - 1})};
+          make_shape<3>({1, 1, 1, 1}, {1, 1, t}, {1, 1, 1}, {1, 1, 1}, {0, 0, t / 2 - 1}),
+          // Fits an H200: 10 outputs from the middle of 17 GB, shifts beyond 32 bits.
+          make_shape<3>({1, 1, 1, 1}, {1, 1, (1LL << 32) + 20}, {1, 1, 1}, {1, 1, 1}, {0, 0, (1LL << 31) + 5})};
 }
 
 /// Plans with and without whole rows.

@@ -470,17 +470,18 @@ TYPED_TEST(shape_rules, an_extent_that_overflows_names_its_axis)
     EXPECT_TRUE(names(validate(s), name, "63 bits"));
 
     // Each product fits, the sum does not.
-    s             = TypeParam{};
-    s.input[a]    = 3;
-    s.stride[a]   = int64_t{1} << 61;
-    s.kernel[a]   = 3;
-    s.dilation[a] = int64_t{1} << 61;
+    constexpr int64_t limit = int64_t{1} << 60;
+    s                       = TypeParam{};
+    s.input[a]              = 5;
+    s.stride[a]             = limit;
+    s.kernel[a]             = 5;
+    s.dilation[a]           = limit;
     EXPECT_TRUE(names(validate(s), name, "63 bits"));
 
-    // 2 * padding alone does not fit.
+    // A single field beyond its limit.
     s            = TypeParam{};
     s.padding[a] = max64;
-    EXPECT_TRUE(names(validate(s), name));
+    EXPECT_TRUE(names(validate(s), "shape.padding", "must be <= 2^60"));
   }
 }
 

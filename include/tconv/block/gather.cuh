@@ -24,7 +24,7 @@ struct gather_phase
 {
   axis_phase taps[3];
   index_range landing[2]; ///< which of the taps along d and h land anywhere in the tile
-  int64_t packed_begin; ///< packed position of the first tap along w
+  int64_t packed_begin;   ///< packed position of the first tap along w
 };
 
 /// Where a block works.
@@ -43,10 +43,11 @@ struct gather_tile
 struct gather_thread
 {
   int lane; ///< which channels: lane * channels_per_thread + ...
-  int cell[3]; ///< first cell relative to the tile; threads without cells repeat cell 0
-  bool active; ///< false for threads without cells
+  int cell
+    [3]; ///< first cell relative to the tile; threads without cells repeat cell 0. Further groups: see group_stride()
+  bool active;     ///< false for threads without cells
   int64_t channel; ///< first output channel
-  int group; ///< convolution group of the channels, relative to the first group of the tile
+  int group;       ///< convolution group of the channels, relative to the first group of the tile
 };
 
 TCONV_DEVICE int clamp_to_int(int64_t v)
@@ -54,20 +55,29 @@ TCONV_DEVICE int clamp_to_int(int64_t v)
   return static_cast<int>(v < -0x7fffffff ? -0x7fffffff : (v > 0x7fffffff ? 0x7fffffff : v));
 }
 
-/// The work item \p index of \p problem.
-TCONV_DEVICE gather_tile locate_tile(const gather_problem& problem, int64_t index)
+/// Splits \p index into rest * extent + digit; returns the digit.
+template <class Index>
+TCONV_DEVICE int64_t take_digit(Index& index, int64_t extent)
+{
+  const auto divisor = static_cast<Index>(extent);
+  const Index rest   = index / divisor;
+  const auto digit   = static_cast<int64_t>(index - rest * divisor);
+  index              = rest;
+  return digit;
+}
+
+/// The work item \p index of \p problem. \p Index is 32 bits wide where all work items fit: every block begins with this.
+template <class Index>
+TCONV_DEVICE gather_tile locate_tile(const gather_problem& problem, Index index)
 {
   gather_tile tile;
-  const int64_t split = index % problem.phase_splits;
-  index /= problem.phase_splits;
-  tile.channel_tile = index % problem.taps.channel_tiles;
-  index /= problem.taps.channel_tiles;
+  const int64_t split = take_digit(index, problem.phase_splits);
+  tile.channel_tile   = take_digit(index, problem.taps.channel_tiles);
   for (int a = 2; a >= 0; --a)
   {
-    tile.cell[a] = index % problem.tiles[a] * problem.tile_cells[a];
-    index /= problem.tiles[a];
+    tile.cell[a] = take_digit(index, problem.tiles[a]) * problem.tile_cells[a];
   }
-  tile.n = index;
+  tile.n = static_cast<int64_t>(index);
   for (int a = 0; a < 2; ++a)
   {
     tile.least_shift[a] = clamp_to_int(tile.cell[a] - problem.axis[a].in + 1);
@@ -77,6 +87,13 @@ TCONV_DEVICE gather_tile locate_tile(const gather_problem& problem, int64_t inde
   const int64_t phases = problem.total_phases() - tile.first_phase;
   tile.phase_count     = static_cast<int>(phases < problem.split_phases ? phases : problem.split_phases);
   return tile;
+}
+
+/// Cells along w between the groups of a thread.
+template <class Policy>
+TCONV_DEVICE int group_stride(const gather_problem& problem)
+{
+  return problem.tile_cells[2] / Policy::cell_groups;
 }
 
 /// The part of \p tile that the calling thread computes.
@@ -90,7 +107,7 @@ TCONV_DEVICE gather_thread locate_thread(const gather_problem& problem, const ga
   int slot        = static_cast<int>(threadIdx.x) / lanes;
   thread.active   = slot < slots * problem.tile_cells[1] * problem.tile_cells[0];
   slot            = thread.active ? slot : 0;
-  thread.cell[2]  = slot % slots * Policy::cells_per_thread;
+  thread.cell[2]  = slot % slots * Policy::cells_per_group;
   slot /= slots;
   thread.cell[1] = slot % problem.tile_cells[1];
   thread.cell[0] = slot / problem.tile_cells[1];
@@ -130,7 +147,7 @@ TCONV_DEVICE gather_phase locate_phase(const gather_problem& problem, const gath
   for (int a = 0; a < 2; ++a)
   {
     const conv_axis& axis = problem.axis[a];
-    const axis_phase taps = axis.phase(number.along[a]);
+    const axis_phase taps = problem.phase(a, number.along[a]);
     const int64_t first   = tile.cell[a];
     const int64_t last    = first + problem.tile_cells[a] - 1;
     phase.taps[a]         = taps;
@@ -141,7 +158,7 @@ TCONV_DEVICE gather_phase locate_phase(const gather_problem& problem, const gath
   }
   if constexpr (Policy::phases_per_thread == 1)
   {
-    phase.taps[2]      = problem.axis[2].phase(number.along[2]);
+    phase.taps[2]      = problem.phase(2, number.along[2]);
     phase.packed_begin = problem.taps.class_begin(phase.taps[2].first_tap);
   }
   else
@@ -167,10 +184,7 @@ class stage_walk
 {
 public:
   /// \p list: the list of the first of \p phases phases, in shared or global memory.
-  TCONV_DEVICE stage_walk(const gather_stage* list, int phases)
-      : at_(list)
-      , left_(phases)
-  {}
+  TCONV_DEVICE stage_walk(const gather_stage* list, int phases) : at_(list), left_(phases) {}
 
   /// Phases not yet finished; 0 at the end. The stage that next() returned belongs to the first of them.
   TCONV_DEVICE int phases_left() const { return left_; }
@@ -230,8 +244,12 @@ private:
 /// Stages \p channels input channels from \p first_channel on (of every group of the tile), zeros outside the input.
 /// Called by the whole block; the copies are asynchronous, the caller commits and waits.
 template <class Policy>
-TCONV_DEVICE void stage_input(
-  const gather_problem& problem, const gather_tile& tile, const float* x, int64_t first_channel, int channels, float* staged)
+TCONV_DEVICE void stage_input(const gather_problem& problem,
+                              const gather_tile& tile,
+                              const float* x,
+                              int64_t first_channel,
+                              int channels,
+                              float* staged)
 {
   constexpr int warps   = Policy::threads / 32;
   const int lane        = static_cast<int>(threadIdx.x) % 32;
@@ -267,9 +285,10 @@ TCONV_DEVICE void stage_input(
   const int rows             = groups * channels * plane_rows;
   const small_divisor by_plane(plane_rows);
   const small_divisor by_height(problem.rows[1]);
-  const float* corner = x
-                      + ((tile.n * problem.in_channels + first_group * problem.taps.in_per_group + first_channel) * channel_step
-                         + base[0] * plane_step + base[1] * row_step + base[2] + column);
+  const float* corner =
+    x
+    + ((tile.n * problem.in_channels + first_group * problem.taps.in_per_group + first_channel) * channel_step
+       + base[0] * plane_step + base[1] * row_step + base[2] + column);
   for (int row = static_cast<int>(threadIdx.x) / 32 * at_once + sub_row; sub_row < at_once && row < rows;
        row += Policy::threads / 32 * at_once)
   {
@@ -309,6 +328,7 @@ TCONV_DEVICE void stage_weights(int64_t begin, int floats, const float* weights,
   // Tiles of 4 channels and more keep every stage a multiple of 16 bytes.
   if constexpr (Policy::channels_per_thread >= 4)
   {
+#pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x) * 4; i < floats; i += Policy::threads * 4)
     {
       copy_async_16(target + i, source + i);
@@ -366,103 +386,134 @@ using accumulators = float[Policy::channels_per_thread][Policy::positions_per_th
 template <class Policy, int Parity>
 struct run_pattern
 {
-  TCONV_DEVICE static constexpr int phase(int j)
-  {
-    return Policy::phases_per_thread == 2 ? (j + Parity) & 1 : 0;
-  }
-  TCONV_DEVICE static constexpr int shift(int j)
-  {
-    return Policy::phases_per_thread == 2 ? (j + Parity) >> 1 : j;
-  }
+  TCONV_DEVICE static constexpr int phase(int j) { return Policy::phases_per_thread == 2 ? (j + Parity) & 1 : 0; }
+  TCONV_DEVICE static constexpr int shift(int j) { return Policy::phases_per_thread == 2 ? (j + Parity) >> 1 : j; }
 };
 
-/// Reads neighbouring staged inputs.
-template <int Count>
-TCONV_DEVICE void load_strip(const float* at, float (&strip)[Count])
+/// Reads the strips of a thread's groups: neighbouring staged inputs from \p at, \p stride apart; 16 bytes at a time where
+/// \p Aligned says that every strip starts on a multiple of 16.
+template <bool Aligned, int Groups, int Count>
+TCONV_DEVICE void load_strips(const float* at, int stride, float (&strips)[Groups][Count])
 {
+  constexpr int quads = Aligned ? Count / 4 : 0;
   TCONV_PRAGMA_UNROLL
-  for (int i = 0; i < Count; ++i)
+  for (int g = 0; g < Groups; ++g)
   {
-    strip[i] = at[i];
+    TCONV_PRAGMA_UNROLL
+    for (int q = 0; q < quads; ++q)
+    {
+      const float4 v       = *reinterpret_cast<const float4*>(at + g * stride + 4 * q);
+      strips[g][4 * q + 0] = v.x;
+      strips[g][4 * q + 1] = v.y;
+      strips[g][4 * q + 2] = v.z;
+      strips[g][4 * q + 3] = v.w;
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int i = 4 * quads; i < Count; ++i)
+    {
+      strips[g][i] = at[g * stride + i];
+    }
   }
 }
 
-/// Slides \p Taps taps over the strip of each of \p channels input channels.
-///
-/// \p strip_end: the staged input that the first tap of the run brings to the thread's first cell.
-template <class Policy, int Taps, int Parity>
-TCONV_DEVICE void accumulate_run(
-  accumulators<Policy>& sums, const float* strip_end, int plane, const float* weights, int lane, int lanes, int tile_channels, int channels)
+/// What a thread reads in the main loop, besides what changes from stage to stage.
+struct gather_reader
 {
-  using pattern         = run_pattern<Policy, Parity>;
-  constexpr int cells   = Policy::cells_per_thread;
-  constexpr int held    = Policy::channels_per_thread;
-  constexpr int span    = pattern::shift(Taps - 1);
-  const float* strip_at = strip_end - span;
+  bool quads; ///< rows, planes and strides are multiples of 4 floats
+  int plane;  ///< floats between staged input channels
+  int stride; ///< between the strips of its groups
+  int lane;
+  int lanes;
+  int tile_channels;
+};
 
-  // The strip of the next channel and the weights of the next tap are under way while the present ones are multiplied: few warps
-  // share a scheduler, and shared memory takes some thirty cycles. Past the end, the last ones are read again.
-  float strip[cells + span];
+/// Slides \p Taps taps over the strips of each of \p channels input channels.
+///
+/// \p strip_at: the first of the thread's strips.
+template <class Policy, int Taps, int Parity, bool Aligned>
+TCONV_DEVICE void accumulate_run(
+  accumulators<Policy>& sums, const gather_reader& reader, const float* strip_at, const float* weights, int channels)
+{
+  using pattern        = run_pattern<Policy, Parity>;
+  constexpr int cells  = Policy::cells_per_group;
+  constexpr int groups = Policy::cell_groups;
+  constexpr int held   = Policy::channels_per_thread;
+  constexpr int span   = pattern::shift(Taps - 1);
+
+  // The strips of the next channel and the weights of the next tap are under way while the present ones are multiplied: few
+  // warps share a scheduler, and shared memory takes some thirty cycles. Past the end, the last ones are read again.
+  float strips[groups][cells + span];
   float w[held];
-  load_strip(strip_at, strip);
-  load_channels<Policy>(weights, lane, lanes, w);
+  load_strips<Aligned>(strip_at, reader.stride, strips);
+  load_channels<Policy>(weights, reader.lane, reader.lanes, w);
 #pragma unroll 2
   for (int c = 1; c <= channels; ++c)
   {
     const bool more           = c < channels;
-    const float* next_strip   = more ? strip_at + plane : strip_at;
-    const float* next_weights = more ? weights + Taps * tile_channels : weights;
-    float coming[cells + span];
-    load_strip(next_strip, coming);
+    const float* next_strip   = more ? strip_at + reader.plane : strip_at;
+    const float* next_weights = more ? weights + Taps * reader.tile_channels : weights;
+    float coming[groups][cells + span];
+    load_strips<Aligned>(next_strip, reader.stride, coming);
     TCONV_PRAGMA_UNROLL
     for (int j = 0; j < Taps; ++j)
     {
       float next[held];
-      load_channels<Policy>(j + 1 < Taps ? weights + (j + 1) * tile_channels : next_weights, lane, lanes, next);
+      load_channels<Policy>(
+        j + 1 < Taps ? weights + (j + 1) * reader.tile_channels : next_weights, reader.lane, reader.lanes, next);
       TCONV_PRAGMA_UNROLL
       for (int v = 0; v < held; ++v)
       {
         TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < cells; ++i)
+        for (int i = 0; i < groups * cells; ++i)
         {
           float& sum = sums[v][i * Policy::phases_per_thread + pattern::phase(j)];
-          sum        = fmaf(strip[i + span - pattern::shift(j)], w[v], sum);
+          sum        = fmaf(strips[i / cells][i % cells + span - pattern::shift(j)], w[v], sum);
         }
         w[v] = next[v];
       }
     }
     TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < cells + span; ++i)
+    for (int g = 0; g < groups; ++g)
     {
-      strip[i] = coming[i];
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < cells + span; ++i)
+      {
+        strips[g][i] = coming[g][i];
+      }
     }
     strip_at = next_strip;
     weights  = next_weights;
   }
 }
 
-/// accumulate_run() for a run length known at run time.
+/// accumulate_run() for a run length known at run time. \p strip_end: the staged input that the first tap of the run brings to the
+/// thread's first cell.
 template <class Policy, int Parity, int Taps = Policy::max_run>
 TCONV_DEVICE void accumulate_run_of(int taps,
                                     accumulators<Policy>& sums,
+                                    const gather_reader& reader,
                                     const float* strip_end,
-                                    int plane,
                                     const float* weights,
-                                    int lane,
-                                    int lanes,
-                                    int tile_channels,
                                     int channels)
 {
   if constexpr (Taps > 1)
   {
     if (taps != Taps)
     {
-      accumulate_run_of<Policy, Parity, Taps - 1>(
-        taps, sums, strip_end, plane, weights, lane, lanes, tile_channels, channels);
+      accumulate_run_of<Policy, Parity, Taps - 1>(taps, sums, reader, strip_end, weights, channels);
       return;
     }
   }
-  accumulate_run<Policy, Taps, Parity>(sums, strip_end, plane, weights, lane, lanes, tile_channels, channels);
+  // Alike for all threads: in quads, rows, planes and cells are multiples of 4.
+  const float* strip_at = strip_end - run_pattern<Policy, Parity>::shift(Taps - 1);
+  if (reader.quads && reinterpret_cast<unsigned long long>(strip_at) % 16 == 0)
+  {
+    accumulate_run<Policy, Taps, Parity, true>(sums, reader, strip_at, weights, channels);
+  }
+  else
+  {
+    accumulate_run<Policy, Taps, Parity, false>(sums, reader, strip_at, weights, channels);
+  }
 }
 
 /// One phase without staging: inputs through the cache, each product only where its input exists. Slow and always right.
@@ -470,18 +521,19 @@ TCONV_DEVICE void accumulate_run_of(int taps,
 /// Not inlined: its addresses would cost the fast path registers. \p result passes through local memory once a phase.
 template <class Policy>
 __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
-                                    const gather_tile& tile,
-                                    const gather_thread& thread,
-                                    const gather_phase& phase,
-                                    const float* x,
-                                    const float* weights,
-                                    accumulators<Policy>& result)
+                                               const gather_tile& tile,
+                                               const gather_thread& thread,
+                                               const gather_phase& phase,
+                                               const float* x,
+                                               const float* weights,
+                                               accumulators<Policy>& result)
 {
   accumulators<Policy> sums = {};
   const packed_taps& packed = problem.taps;
   const int64_t first_group = tile.channel_tile * packed.tile_channels / packed.out_per_group;
   const int64_t channel     = (first_group + thread.group) * packed.in_per_group;
   const int64_t parity      = Policy::phases_per_thread == 2 ? problem.axis[2].padding & 1 : 0;
+  const int stride          = group_stride<Policy>(problem);
 
   for (int64_t d = phase.landing[0].begin; d < phase.landing[0].end; ++d)
   {
@@ -506,9 +558,8 @@ __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
           const int64_t run   = packed.run_of(tap, phase.taps[2].count);
           const int64_t begin = packed.run_begin(run);
           const int64_t size  = packed.run_size(run, phase.taps[2].count);
-          const int64_t shift =
-            phase.taps[2].first_shift
-            + (Policy::phases_per_thread == 2 ? (tap + parity) / 2 : tap * phase.taps[2].shift_step);
+          const int64_t shift = phase.taps[2].first_shift
+                              + (Policy::phases_per_thread == 2 ? (tap + parity) / 2 : tap * phase.taps[2].shift_step);
           const int64_t first = tile.cell[2] + thread.cell[2] - shift;
           for (int64_t c = 0; c < packed.in_per_group; ++c)
           {
@@ -526,7 +577,7 @@ __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
             TCONV_PRAGMA_UNROLL
             for (int i = 0; i < Policy::cells_per_thread; ++i)
             {
-              const int64_t iw = first + i;
+              const int64_t iw = first + i / Policy::cells_per_group * stride + i % Policy::cells_per_group;
               if (iw >= 0 && iw < problem.axis[2].in)
               {
                 const float value = source[iw];
@@ -601,7 +652,9 @@ TCONV_DEVICE void gather(const gather_problem& problem,
   };
   copy_next(slot);
 
-  const bool odd   = Policy::phases_per_thread == 2 && (problem.axis[2].padding & 1) != 0;
+  const bool odd = Policy::phases_per_thread == 2 && (problem.axis[2].padding & 1) != 0;
+  const gather_reader reader{
+    problem.quads, problem.plane, group_stride<Policy>(problem), thread.lane, packed.lanes, packed.tile_channels};
   int staged_chunk = -1;
   // The staged element that shift 0 brings to the thread's first cell.
   const float* thread_at = staged + thread.group * problem.chunk * problem.plane
@@ -655,13 +708,11 @@ TCONV_DEVICE void gather(const gather_problem& problem,
       const float* tap = shared + slot * stage_floats;
       if (!odd)
       {
-        accumulate_run_of<Policy, 0>(
-          run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, channels);
+        accumulate_run_of<Policy, 0>(run, sums, reader, strip_end, tap, channels);
       }
       else if constexpr (Policy::phases_per_thread == 2)
       {
-        accumulate_run_of<Policy, 1>(
-          run, sums, strip_end, problem.plane, tap, thread.lane, packed.lanes, packed.tile_channels, channels);
+        accumulate_run_of<Policy, 1>(run, sums, reader, strip_end, tap, channels);
       }
       slot ^= 1;
     }

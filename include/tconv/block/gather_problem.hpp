@@ -16,7 +16,7 @@ TCONV_NAMESPACE_BEGIN
 struct packed_taps
 {
   int64_t kernel[3]     = {1, 1, 1};
-  int64_t tap_step      = 1; ///< taps of one w phase are tap_step apart; 1 where a thread computes all phases
+  int64_t tap_step      = 1;    ///< taps of one w phase are tap_step apart; 1 where a thread computes all phases
   bool consecutive      = true; ///< neighbouring taps of a phase read neighbouring inputs: runs may be longer than 1
   int64_t in_per_group  = 1;
   int64_t out_per_group = 1;
@@ -87,9 +87,9 @@ struct gather_stage
   int strip       = 0; ///< staged input that tap 0 of the run brings to cell 0, relative to that of shift 0
   int shift_d     = 0; ///< shifts along d and h: tiles skip the stage where these bring no input
   int shift_h     = 0;
-  int first       = 0; ///< first input channel within the chunk; in the last entry, its own place in the list
-  short channels  = 0; ///< input channels at most: the last chunk may have fewer
-  signed char run = 0; ///< taps along w
+  int first       = 0;     ///< first input channel within the chunk; in the last entry, its own place in the list
+  short channels  = 0;     ///< input channels at most: the last chunk may have fewer
+  signed char run = 0;     ///< taps along w
   bool last       = false; ///< ends the list of a phase; carries no work
 };
 
@@ -98,29 +98,36 @@ struct gather_problem
 {
   packed_taps taps;
   conv_axis axis[3];
-  int64_t batch         = 0;
-  int64_t in_channels   = 1;
-  int64_t out_channels  = 1;
-  int64_t groups        = 1;
-  int64_t phases[3]     = {1, 1, 1}; ///< phases per axis; the last counts groups of phases_per_thread
-  int64_t tiles[3]      = {1, 1, 1}; ///< tiles per axis
-  int64_t phase_splits  = 1; ///< blocks that share the phases of a tile
-  int64_t split_phases  = 1; ///< phases per block
-  int64_t phase_stages  = 1; ///< entries in the list of stages of each phase
-  bool list_in_shared   = false; ///< the lists of a block's phases are copied to shared memory
-  int tile_cells[3]     = {1, 1, 1}; ///< cells of a tile per axis; the last a multiple of cells_per_thread
-  bool staged           = true; ///< the input tile fits shared memory; else inputs are read through the cache
-  int rows[2]           = {1, 1}; ///< staged extents along d and h
-  int width             = 1; ///< staged extent along w
-  int left              = 0; ///< staged elements left of the tile's first cell
-  bool quads            = false; ///< staged rows start and end on multiples of 4 elements of x: copied 16 bytes at a time
-  int pitch             = 1; ///< floats between staged rows
-  int plane             = 1; ///< floats between staged input channels
-  int tile_groups       = 1; ///< convolution groups that one channel tile can touch
-  int chunk             = 1; ///< input channels per group that are staged at a time
-  int stage_floats      = 1; ///< floats that a weight stage holds
-  int weight_blocks     = 1; ///< blocks of the preparing kernel, each of which leaves one flag
+  static constexpr int tabulated = 4; ///< phases per axis that the launcher tabulates; kernels compute the others
+  axis_phase table[3][tabulated];
+  int64_t batch        = 0;
+  int64_t in_channels  = 1;
+  int64_t out_channels = 1;
+  int64_t groups       = 1;
+  int64_t phases[3]    = {1, 1, 1}; ///< phases per axis; the last counts groups of phases_per_thread
+  int64_t tiles[3]     = {1, 1, 1}; ///< tiles per axis
+  int64_t phase_splits = 1;         ///< blocks that share the phases of a tile
+  int64_t split_phases = 1;         ///< phases per block
+  int64_t phase_stages = 1;         ///< entries in the list of stages of each phase
+  bool list_in_shared  = false;     ///< the lists of a block's phases are copied to shared memory
+  int tile_cells[3]    = {1, 1, 1}; ///< cells of a tile per axis; the last a multiple of cells_per_thread
+  bool staged          = true;      ///< the input tile fits shared memory; else inputs are read through the cache
+  int rows[2]          = {1, 1};    ///< staged extents along d and h
+  int width            = 1;         ///< staged extent along w
+  int left             = 0;         ///< staged elements left of the tile's first cell
+  bool quads        = false; ///< staged rows start and end on multiples of 4 elements of x: copied 16 bytes at a time
+  int pitch         = 1;     ///< floats between staged rows
+  int plane         = 1;     ///< floats between staged input channels
+  int tile_groups   = 1;     ///< convolution groups that one channel tile can touch
+  int chunk         = 1;     ///< input channels per group that are staged at a time
+  int stage_floats  = 1;     ///< floats that a weight stage holds
+  int weight_blocks = 1;     ///< blocks of the preparing kernel that pack weights, each of which leaves one flag
 
+  /// The taps of phase \p r of axis \p a.
+  TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const
+  {
+    return r < tabulated ? table[a][r] : axis[a].phase(r);
+  }
   /// Blocks of work.
   TCONV_HOST_DEVICE constexpr int64_t blocks() const
   {
@@ -129,6 +136,12 @@ struct gather_problem
   TCONV_HOST_DEVICE constexpr int64_t total_phases() const { return phases[0] * phases[1] * phases[2]; }
   /// Entries of all lists of stages.
   TCONV_HOST_DEVICE constexpr int64_t stages() const { return staged ? total_phases() * phase_stages : 0; }
+  /// Blocks of the preparing kernel that write them.
+  TCONV_HOST_DEVICE constexpr int64_t stage_blocks() const
+  {
+    const int64_t blocks = ceil_div(stages(), 256);
+    return blocks < 256 ? blocks : 256;
+  }
   /// Chunks of input channels.
   TCONV_HOST_DEVICE constexpr int64_t chunks() const { return ceil_div(taps.in_per_group, chunk); }
   /// The stages that a whole chunk takes for a run of \p run taps, and the input channels of each: as even as possible.

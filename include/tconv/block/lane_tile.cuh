@@ -13,7 +13,10 @@ namespace block
 
 /// The channels of one output position: Channels in this thread's registers, the others in the same registers of the
 /// \p lanes - 1 neighbouring lanes.
-template <int Channels, int Positions>
+///
+/// \p FixedLanes: the number of lanes where it is known at compile time and no channel is padding, so that nothing is selected;
+/// 0 where neither is known.
+template <int Channels, int Positions, int FixedLanes>
 class lane_row
 {
 public:
@@ -28,34 +31,23 @@ public:
   TCONV_DEVICE static constexpr int size() { return Channels; }
   TCONV_DEVICE float& operator[](int i) { return values_[i][position_]; }
   TCONV_DEVICE int64_t channel(int i) const { return first_ + i; }
-  TCONV_DEVICE bool valid(int i) const { return i < valid_; }
+  TCONV_DEVICE bool valid(int i) const { return FixedLanes != 0 || i < valid_; }
 
   /// Called by the whole warp. The butterfly adds the same two numbers in both lanes, so all lanes get the same bits.
   template <class Op>
   TCONV_DEVICE float all_reduce(float v, Op op) const
   {
-    // Steps in threes and twos without a branch inside: a loop over lanes_ would keep the reductions of neighbouring positions
-    // from overlapping.
+    // No branch: one would keep the reductions of neighbouring positions from overlapping.
     TCONV_PRAGMA_UNROLL
-    for (int offset = 1; offset < 8; offset *= 2)
+    for (int offset = 1; offset < (FixedLanes != 0 ? FixedLanes : 32); offset *= 2)
     {
-      v = step(v, op, offset);
-    }
-    if (lanes_ > 8)
-    {
-      v = step(step(v, op, 8), op, 16);
+      const float other = __shfl_xor_sync(0xffffffffu, v, offset);
+      v                 = FixedLanes != 0 || offset < lanes_ ? op(v, other) : v;
     }
     return v;
   }
 
 private:
-  template <class Op>
-  TCONV_DEVICE float step(float v, Op op, int offset) const
-  {
-    const float other = __shfl_xor_sync(0xffffffffu, v, offset);
-    return offset < lanes_ ? op(v, other) : v;
-  }
-
   float (&values_)[Channels][Positions];
   int position_;
   int64_t first_;
@@ -64,14 +56,14 @@ private:
 };
 
 /// Channels x Positions accumulators of one thread, as the chain sees them (tile concept of chain.hpp).
-template <int Channels, int Positions>
+template <int Channels, int Positions, int FixedLanes>
 struct lane_tile
 {
   float (&values)[Channels][Positions];
   int64_t n;
-  int64_t first_channel; ///< channel of values[0]
+  int64_t first_channel;  ///< channel of values[0]
   int64_t channels_total; ///< channels beyond it are padding
-  int lanes; ///< a power of two up to 32
+  int lanes;              ///< a power of two up to 32; FixedLanes where that is not 0
 
   TCONV_DEVICE static constexpr int channels() { return Channels; }
   TCONV_DEVICE static constexpr int positions() { return Positions; }
@@ -82,7 +74,7 @@ struct lane_tile
     const int64_t channel = first_channel + c;
     return {n, channel < channels_total ? channel : channels_total - 1};
   }
-  TCONV_DEVICE lane_row<Channels, Positions> row(int p)
+  TCONV_DEVICE lane_row<Channels, Positions, FixedLanes> row(int p)
   {
     return {values, p, first_channel, channels_total, lanes};
   }

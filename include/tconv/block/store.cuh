@@ -11,54 +11,73 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace block
 {
 
-/// Where the outputs of one thread go: channel c, position p of the tile to
-/// y[(channel_base + c) * channel_stride + position + p * step].
-struct output_run
+/// Where the outputs of one thread go: channel c, output p of group g to
+/// base[c * channel_stride + position + g * group_step + p * step].
+template <int Groups>
+struct output_runs
 {
   int64_t channel_stride; ///< elements of one channel
-  int64_t position; ///< of the first output within its channel
-  int step; ///< between neighbouring outputs of the thread
-  int count; ///< how many of them exist; 0 where the thread has none
+  int64_t position;       ///< of the first output within its channel
+  int64_t group_step;     ///< between the first outputs of neighbouring groups
+  int64_t step;           ///< between neighbouring outputs of a group
+  int count[Groups];      ///< how many outputs of each group exist; 0 where the thread has none
+
+  TCONV_DEVICE int total() const
+  {
+    int sum = 0;
+    TCONV_PRAGMA_UNROLL
+    for (int g = 0; g < Groups; ++g)
+    {
+      sum += count[g];
+    }
+    return sum;
+  }
 };
 
-/// Stores \p channels x run.count values. \p base: first channel's first element. \p vector: every run starts on 16 bytes.
-/// Called by each thread for itself.
-template <int Channels, int Positions>
-TCONV_DEVICE void
-store_tile(const float (&values)[Channels][Positions], float* base, const output_run& run, int channels, bool vector)
+/// Stores \p channels x the outputs of \p runs. \p base: first channel's first element. \p vector: every group starts on 16
+/// bytes. Called by each thread for itself.
+template <int Channels, int Positions, int Groups>
+TCONV_DEVICE void store_tile(
+  const float (&values)[Channels][Positions], float* base, const output_runs<Groups>& runs, int channels, bool vector)
 {
-  if (vector && run.step == 1 && run.count == Positions)
+  constexpr int held = Positions / Groups;
+  TCONV_PRAGMA_UNROLL
+  for (int g = 0; g < Groups; ++g)
   {
+    float* group = base + runs.position + g * runs.group_step;
+    if (vector && held % 4 == 0 && runs.step == 1 && runs.count[g] == held)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int c = 0; c < Channels; ++c)
+      {
+        if (c < channels)
+        {
+          auto* target = reinterpret_cast<float4*>(group + c * runs.channel_stride);
+          TCONV_PRAGMA_UNROLL
+          for (int q = 0; q < held / 4; ++q)
+          {
+            const float* v = &values[c][g * held + 4 * q];
+            // Streaming: y is not read again. Written as an intrinsic, because the compiler splits plain float4 stores whose
+            // values do not lie in neighbouring registers.
+            __stcs(target + q, make_float4(v[0], v[1], v[2], v[3]));
+          }
+        }
+      }
+      continue;
+    }
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < Channels; ++c)
     {
       if (c < channels)
       {
-        auto* target = reinterpret_cast<float4*>(base + c * run.channel_stride + run.position);
+        float* target = group + c * runs.channel_stride;
         TCONV_PRAGMA_UNROLL
-        for (int p = 0; p < Positions / 4; ++p)
+        for (int p = 0; p < held; ++p)
         {
-          // Streaming: y is not read again. Written as an intrinsic, because the compiler splits plain float4 stores whose
-          // values do not lie in neighbouring registers.
-          __stcs(target + p,
-                 make_float4(values[c][4 * p], values[c][4 * p + 1], values[c][4 * p + 2], values[c][4 * p + 3]));
-        }
-      }
-    }
-    return;
-  }
-  TCONV_PRAGMA_UNROLL
-  for (int c = 0; c < Channels; ++c)
-  {
-    if (c < channels)
-    {
-      float* target = base + c * run.channel_stride + run.position;
-      TCONV_PRAGMA_UNROLL
-      for (int p = 0; p < Positions; ++p)
-      {
-        if (p < run.count)
-        {
-          target[static_cast<int64_t>(p) * run.step] = values[c][p];
+          if (p < runs.count[g])
+          {
+            target[p * runs.step] = values[c][g * held + p];
+          }
         }
       }
     }

@@ -91,6 +91,10 @@ struct argument
     return s;
   }
   const argument scratch = {"workspace", space.data, static_cast<int64_t>(layout.bytes())};
+  if (status s = check_argument(scratch, opts); !s.ok())
+  {
+    return s;
+  }
   for (const argument& output : outputs)
   {
     for (const argument& input : inputs)
@@ -103,6 +107,13 @@ struct argument
     if (status s = check_disjoint(output, scratch); !s.ok())
     {
       return s;
+    }
+    for (const argument* other = outputs.begin(); other != &output; ++other)
+    {
+      if (status s = check_disjoint(output, *other); !s.ok())
+      {
+        return s;
+      }
     }
   }
   for (const argument& input : inputs)

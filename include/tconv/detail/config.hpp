@@ -38,8 +38,10 @@
 // (.cuh) also carry the list of architectures, because the linker would otherwise merge kernels that two translation units
 // compiled for different targets.
 #define TCONV_NAMESPACE_BEGIN                                                                                          \
-  namespace tconv {                                                                                                    \
-  inline namespace TCONV_DETAIL_VERSION_NAME(TCONV_VERSION_MAJOR, TCONV_VERSION_MINOR, TCONV_VERSION_PATCH) {
+  namespace tconv                                                                                                      \
+  {                                                                                                                    \
+  inline namespace TCONV_DETAIL_VERSION_NAME(TCONV_VERSION_MAJOR, TCONV_VERSION_MINOR, TCONV_VERSION_PATCH)            \
+  {
 #define TCONV_NAMESPACE_END                                                                                            \
   }                                                                                                                    \
   }
@@ -55,7 +57,8 @@
 
 #define TCONV_CUDA_NAMESPACE_BEGIN                                                                                     \
   TCONV_NAMESPACE_BEGIN                                                                                                \
-  inline namespace TCONV_DETAIL_ARCH_NAME {
+  inline namespace TCONV_DETAIL_ARCH_NAME                                                                              \
+  {
 #define TCONV_CUDA_NAMESPACE_END                                                                                       \
   }                                                                                                                    \
   TCONV_NAMESPACE_END
@@ -63,10 +66,10 @@
 TCONV_NAMESPACE_BEGIN
 
 #if defined(__CUDACC_RTC__)
-using int64_t = cuda::std::int64_t;
+using int64_t  = cuda::std::int64_t;
 using uint32_t = cuda::std::uint32_t;
 #else
-using int64_t = std::int64_t;
+using int64_t  = std::int64_t;
 using uint32_t = std::uint32_t;
 #endif
 

@@ -64,22 +64,16 @@ auto visit_gather_policy(int channels_per_thread, int phases_per_thread, Visitor
   {
     switch (channels_per_thread)
     {
-      case 8:
-        return visit(tuning::gather_default<8, 2>::type{});
-      case 4:
-        return visit(tuning::gather_default<4, 2>::type{});
-      default:
-        return visit(tuning::gather_default<1, 2>::type{});
+      case 8: return visit(tuning::gather_default<8, 2>::type{});
+      case 4: return visit(tuning::gather_default<4, 2>::type{});
+      default: return visit(tuning::gather_default<1, 2>::type{});
     }
   }
   switch (channels_per_thread)
   {
-    case 8:
-      return visit(tuning::gather_default<8, 1>::type{});
-    case 4:
-      return visit(tuning::gather_default<4, 1>::type{});
-    default:
-      return visit(tuning::gather_default<1, 1>::type{});
+    case 8: return visit(tuning::gather_default<8, 1>::type{});
+    case 4: return visit(tuning::gather_default<4, 1>::type{});
+    default: return visit(tuning::gather_default<1, 1>::type{});
   }
 }
 
@@ -125,11 +119,10 @@ constexpr int gather_lanes(int64_t out_channels, int channels_per_thread, bool w
 /// Cuts \p problem into tiles: the shape with the least estimated work among those whose input fits shared memory.
 inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
 {
-  const int slots = traits.threads / problem.taps.lanes; // groups of cells per block
-  const int64_t cells[3] = {
-    std::max<int64_t>(problem.axis[0].cells(), 1),
-    std::max<int64_t>(problem.axis[1].cells(), 1),
-    ceil_div(std::max<int64_t>(problem.axis[2].cells(), 1), traits.cells_per_thread)};
+  const int slots        = traits.threads / problem.taps.lanes; // groups of cells per block
+  const int64_t cells[3] = {std::max<int64_t>(problem.axis[0].cells(), 1),
+                            std::max<int64_t>(problem.axis[1].cells(), 1),
+                            ceil_div(std::max<int64_t>(problem.axis[2].cells(), 1), traits.cells_per_thread)};
   int64_t span[3];
   for (int a = 0; a < 3; ++a)
   {
@@ -144,14 +137,22 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
   const double taps  = static_cast<double>(problem.taps.kernel[0]) * static_cast<double>(problem.taps.kernel[1])
                     * static_cast<double>(problem.taps.kernel[2]);
 
+  // The main loop holds shifts and staged addresses in 32 bits.
+  constexpr int64_t limit = int64_t{1} << 16;
+  bool small              = true;
+  for (const conv_axis& axis : problem.axis)
+  {
+    small = small && axis.max_shift() < limit && axis.min_shift() > -limit;
+  }
+
   double best_cost = -1;
   for (int w = 1; w <= slots && w <= cells[2]; ++w)
   {
     for (int h = 1; h * w <= slots && h <= cells[1]; ++h)
     {
       // Along d only what is left, cut evenly.
-      const int most = static_cast<int>(std::min<int64_t>(slots / (w * h), cells[0]));
-      const int d    = static_cast<int>(ceil_div(cells[0], ceil_div(cells[0], most)));
+      const int most        = static_cast<int>(std::min<int64_t>(slots / (w * h), cells[0]));
+      const int d           = static_cast<int>(ceil_div(cells[0], ceil_div(cells[0], most)));
       const int64_t tile[3] = {d, h, static_cast<int64_t>(w) * traits.cells_per_thread};
       int64_t floats        = problem.tile_groups;
       int64_t extent[3];
@@ -166,7 +167,7 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
         floats = std::min<int64_t>(floats * (a == 2 ? extent[a] + 1 : extent[a]), int64_t{1} << 40);
       }
       floats += problem.tile_groups; // rows and planes are padded to an odd size
-      const bool fits = floats <= room;
+      const bool fits = floats <= room && small;
 
       const double tiles = static_cast<double>(ceil_div(cells[0], d)) * static_cast<double>(ceil_div(cells[1], h))
                          * static_cast<double>(ceil_div(cells[2], w));
@@ -174,16 +175,18 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
       const double products = taps * traits.channels_per_thread * traits.cells_per_thread;
       const int64_t columns = extent[2] / step; // short rows share a pass
       const int64_t at_once = columns < 32 ? 32 / columns : 1;
-      const double passes   = static_cast<double>(ceil_div(extent[0] * extent[1] * ceil_div(columns, 32), traits.threads / 32 * at_once));
-      const double copies   = fits ? 40.0 * passes * problem.tile_groups : 16.0 * products;
+      const double passes =
+        static_cast<double>(ceil_div(extent[0] * extent[1] * ceil_div(columns, 32), traits.threads / 32 * at_once));
+      const double copies = fits ? 40.0 * passes * problem.tile_groups : 16.0 * products;
       // About 5 instructions per output where a row of the tile is 256 bytes of y; stores of shorter runs cost in proportion.
       const double run     = 4.0 * traits.cells_per_thread * traits.phases_per_thread * w;
       const double outputs = static_cast<double>(problem.phases[0]) * static_cast<double>(problem.phases[1])
-                           * static_cast<double>(problem.phases[2]) * traits.channels_per_thread * traits.cells_per_thread
-                           * traits.phases_per_thread;
-      const double stores  = 5.0 * outputs * std::max(1.0, 256.0 / run) / static_cast<double>(problem.taps.in_per_group);
-      const double cost    = tiles * (products + copies + stores);
-      if (best_cost < 0 || cost < best_cost)
+                           * static_cast<double>(problem.phases[2]) * traits.channels_per_thread
+                           * traits.cells_per_thread * traits.phases_per_thread;
+      const double stores = 5.0 * outputs * std::max(1.0, 256.0 / run) / static_cast<double>(problem.taps.in_per_group);
+      const double cost   = tiles * (products + copies + stores);
+      // Of equals the last, the least deep one: its outputs lie closer together.
+      if (best_cost < 0 || cost <= best_cost)
       {
         best_cost             = cost;
         problem.tile_cells[0] = d;
@@ -218,13 +221,12 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
 inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_rows)
 {
   gather_plan plan;
-  gather_problem& problem  = plan.problem;
-  plan.channels_per_thread = gather_channels_per_thread(shape.out_channels, shape.groups);
-  plan.phases_per_thread   = shape.stride[2] == 2 && shape.dilation[2] == 1 ? 2 : 1;
-  const gather_traits traits =
-    visit_gather_policy(plan.channels_per_thread, plan.phases_per_thread, [](auto policy) {
-      return gather_traits::of<decltype(policy)>();
-    });
+  gather_problem& problem    = plan.problem;
+  plan.channels_per_thread   = gather_channels_per_thread(shape.out_channels, shape.groups);
+  plan.phases_per_thread     = shape.stride[2] == 2 && shape.dilation[2] == 1 ? 2 : 1;
+  const gather_traits traits = visit_gather_policy(plan.channels_per_thread, plan.phases_per_thread, [](auto policy) {
+    return gather_traits::of<decltype(policy)>();
+  });
 
   problem.batch        = shape.batch;
   problem.in_channels  = shape.in_channels;
@@ -235,6 +237,10 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
     problem.axis[a]        = shape.axis(a);
     problem.taps.kernel[a] = problem.axis[a].kernel;
     problem.phases[a]      = problem.axis[a].phases();
+    for (int64_t r = 0; r < std::min<int64_t>(problem.axis[a].stride, gather_problem::tabulated); ++r)
+    {
+      problem.table[a][r] = problem.axis[a].phase(r);
+    }
   }
   problem.phases[2] = ceil_div(problem.phases[2], plan.phases_per_thread);
 
@@ -256,8 +262,8 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
   plan.whole_rows = taps.channel_tiles == 1;
   if (taps.out_per_group % taps.tile_channels != 0)
   {
-    problem.tile_groups =
-      static_cast<int>(std::min<int64_t>(shape.groups, (taps.tile_channels + taps.out_per_group - 2) / taps.out_per_group + 1));
+    problem.tile_groups = static_cast<int>(
+      std::min<int64_t>(shape.groups, (taps.tile_channels + taps.out_per_group - 2) / taps.out_per_group + 1));
   }
 
   plan_tiles(problem, traits);
@@ -266,11 +272,15 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
   if (problem.staged)
   {
     // The longest list of a phase, and the entry that ends it.
-    const auto most = [&](int a) { return ceil_div(taps.kernel[a], problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation)); };
+    const auto most = [&](int a) {
+      return ceil_div(taps.kernel[a], problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
+    };
     int64_t entries = problem.row_stages(ceil_div(taps.kernel[2], taps.tap_step));
-    problem.staged  = taps.in_per_group < (int64_t{1} << 30) && multiply_checked(entries, most(0)) && multiply_checked(entries, most(1)) && add_checked(entries, 1);
+    problem.staged  = taps.in_per_group < (int64_t{1} << 30) && multiply_checked(entries, most(0))
+                  && multiply_checked(entries, most(1)) && add_checked(entries, 1);
     problem.phase_stages = entries;
-    problem.staged = problem.staged && multiply_checked(entries, problem.total_phases()) && entries <= tuning::gather_most_stages;
+    problem.staged       = problem.staged && multiply_checked(entries, problem.total_phases())
+                  && entries <= tuning::gather_most_stages;
   }
 
   // Few tiles: spread the phases over blocks.
@@ -282,8 +292,9 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
 
   problem.list_in_shared = true;
   problem.list_in_shared = problem.staged && problem.list_bytes() <= traits.list_bytes;
-  problem.weight_blocks = static_cast<int>(std::min<int64_t>(ceil_div(std::max(taps.floats(), problem.stages()), 256), 512));
-  plan.shared_bytes = traits.ring_bytes + problem.list_bytes() + (problem.staged ? 16 * ceil_div(problem.staged_floats(), 4) : 0);
+  problem.weight_blocks  = static_cast<int>(std::min<int64_t>(ceil_div(taps.floats(), 256), 512));
+  plan.shared_bytes      = traits.ring_bytes + problem.list_bytes()
+                    + (problem.staged ? 16 * ceil_div(problem.staged_floats(), 4) : 0);
   return plan;
 }
 

@@ -54,8 +54,10 @@ public:
     }
     if (reinterpret_cast<std::uintptr_t>(w.data) % alignment != 0)
     {
-      return status::error(
-        status_code::workspace_misaligned, "workspace: %p does not start on a multiple of %d bytes", w.data, static_cast<int>(alignment));
+      return status::error(status_code::workspace_misaligned,
+                           "workspace: %p does not start on a multiple of %d bytes",
+                           w.data,
+                           static_cast<int>(alignment));
     }
     return {};
   }

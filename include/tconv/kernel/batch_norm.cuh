@@ -34,13 +34,13 @@ TCONV_DEVICE double chain_slope(const chain<Functors...>& functors, const coordi
 ///     y[n, c] = gamma * a * (mean[n, c] - mean[c]) / sqrt(a^2 var[c] + eps) + beta.
 template <int Threads, class Chain>
 __global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>* partials,
-                                                           int64_t partials_per_channel,
-                                                           const double* means,
-                                                           float* y,
-                                                           int64_t batch,
-                                                           int64_t channels,
-                                                           const __grid_constant__ Chain before,
-                                                           const batch_norm_arguments arguments)
+                                                            int64_t partials_per_channel,
+                                                            const double* means,
+                                                            float* y,
+                                                            int64_t batch,
+                                                            int64_t channels,
+                                                            const __grid_constant__ Chain before,
+                                                            const batch_norm_arguments arguments)
 {
   using block_sum   = cub::BlockReduce<double, Threads>;
   using block_merge = cub::BlockReduce<moments<double>, Threads>;
@@ -106,8 +106,8 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>
 /// Per-channel slopes and offsets of BatchNorm in eval mode behind a bias: slope * (v + bias) + offset form folded into
 /// slopes[c] * v + offsets[c].
 template <int Threads>
-__global__ __launch_bounds__(Threads) void
-fold_batch_norm(const float* bias, const batch_norm_arguments arguments, float* slopes, float* offsets, int64_t channels)
+__global__ __launch_bounds__(Threads) void fold_batch_norm(
+  const float* bias, const batch_norm_arguments arguments, float* slopes, float* offsets, int64_t channels)
 {
   runtime::grid_dependency_wait();
   for (int64_t c = static_cast<int64_t>(blockIdx.x) * Threads + threadIdx.x; c < channels;
@@ -116,8 +116,8 @@ fold_batch_norm(const float* bias, const batch_norm_arguments arguments, float* 
     const double gamma = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
     const double beta  = arguments.beta != nullptr ? static_cast<double>(arguments.beta[c]) : 0.0;
     const double shift = bias != nullptr ? static_cast<double>(bias[c]) : 0.0;
-    const double slope =
-      batch_norm_slope(static_cast<double>(arguments.running_var[c]), static_cast<double>(arguments.eps), gamma);
+    const double slope = batch_norm_slope(
+      static_cast<double>(arguments.running_var[c]), static_cast<double>(arguments.eps), gamma);
     slopes[c]  = static_cast<float>(slope);
     offsets[c] = static_cast<float>(slope * (shift - static_cast<double>(arguments.running_mean[c])) + beta);
   }
@@ -126,12 +126,12 @@ fold_batch_norm(const float* bias, const batch_norm_arguments arguments, float* 
 /// folded[ci, co, taps] = w[ci, co, taps] * slopes[group(ci), co]: output channels are the second axis of the weights.
 template <int Threads>
 __global__ __launch_bounds__(Threads) void fold_into_weights(const float* w,
-                                         const float* slopes,
-                                         float* folded,
-                                         int64_t elements,
-                                         int64_t taps,
-                                         int64_t in_per_group,
-                                         int64_t out_per_group)
+                                                             const float* slopes,
+                                                             float* folded,
+                                                             int64_t elements,
+                                                             int64_t taps,
+                                                             int64_t in_per_group,
+                                                             int64_t out_per_group)
 {
   runtime::grid_dependency_wait();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * Threads + threadIdx.x; i < elements;

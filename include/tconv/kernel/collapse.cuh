@@ -27,14 +27,14 @@ TCONV_CUDA_NAMESPACE_BEGIN
 struct collapse_problem
 {
   conv_axis axis[3];
-  int64_t classes[3]    = {1, 1, 1}; ///< tap classes per axis
-  int64_t batch         = 0;
-  int64_t in_channels   = 1;
-  int64_t out_channels  = 1;
-  int64_t in_per_group  = 1;
-  int64_t out_per_group = 1;
-  int64_t slices        = 1; ///< pieces that each box of x is cut into
-  int64_t weight_blocks = 1;
+  int64_t classes[3]             = {1, 1, 1}; ///< tap classes per axis
+  int64_t batch                  = 0;
+  int64_t in_channels            = 1;
+  int64_t out_channels           = 1;
+  int64_t in_per_group           = 1;
+  int64_t out_per_group          = 1;
+  int64_t slices                 = 1; ///< pieces that each box of x is cut into
+  int64_t weight_blocks          = 1;
   static constexpr int tabulated = 8; ///< classes per axis that the launcher tabulates; the kernels compute the others
   tap_class table[3][tabulated];
 
@@ -66,7 +66,7 @@ TCONV_DEVICE class_box locate_class(const collapse_problem& problem, int64_t ind
     const bool one    = problem.classes[a] == 1;
     const tap_class c = problem.class_at(a, one ? 0 : index % problem.classes[a]);
     index             = one ? index : index / problem.classes[a];
-    box.range[a] = taps ? c.taps : c.inputs;
+    box.range[a]      = taps ? c.taps : c.inputs;
   }
   return box;
 }
@@ -123,8 +123,8 @@ sum_rows(const float* channel, const conv_axis (&axis)[3], const class_box& box,
   int64_t h        = row % height;
   for (; row < last_row; row += rows)
   {
-    const float* line =
-      channel + ((box.range[0].begin + d) * axis[1].in + box.range[1].begin + h) * axis[2].in + box.range[2].begin;
+    const float* line = channel + ((box.range[0].begin + d) * axis[1].in + box.range[1].begin + h) * axis[2].in
+                      + box.range[2].begin;
     for (int64_t i = column; i < length; i += columns)
     {
       sum += static_cast<double>(line[i]);
@@ -147,10 +147,16 @@ namespace kernel
 /// Sums of x per channel and of w per pair of channels, where every axis has one class that all taps land in: both are sums over
 /// contiguous memory. Same grid and results as class_sums, which this is the lean form of.
 template <class Policy>
-__global__ __launch_bounds__(Policy::sum_threads, Policy::sum_blocks) void
-whole_sums(const unsigned x_sums_count, const unsigned slices, const unsigned quads, const unsigned weight_blocks,
-           const unsigned weight_rows, const unsigned taps, const float* x, const float* w,
-           double* x_sums, double* w_sums)
+__global__ __launch_bounds__(Policy::sum_threads, Policy::sum_blocks) void whole_sums(const unsigned x_sums_count,
+                                                                                      const unsigned slices,
+                                                                                      const unsigned quads,
+                                                                                      const unsigned weight_blocks,
+                                                                                      const unsigned weight_rows,
+                                                                                      const unsigned taps,
+                                                                                      const float* x,
+                                                                                      const float* w,
+                                                                                      double* x_sums,
+                                                                                      double* w_sums)
 {
   constexpr int threads = Policy::sum_threads;
   using block_reduce    = cub::BlockReduce<double, threads>;
@@ -210,8 +216,8 @@ whole_sums(const unsigned x_sums_count, const unsigned slices, const unsigned qu
 ///
 /// \p x_sums [batch][in_channels][class][slice], \p w_sums [in_channels][class][out_channels / groups].
 template <class Policy>
-__global__ __launch_bounds__(Policy::sum_threads) void
-class_sums(const __grid_constant__ collapse_problem problem, const float* x, const float* w, double* x_sums, double* w_sums)
+__global__ __launch_bounds__(Policy::sum_threads) void class_sums(
+  const __grid_constant__ collapse_problem problem, const float* x, const float* w, double* x_sums, double* w_sums)
 {
   constexpr int threads = Policy::sum_threads;
   using block_reduce    = cub::BlockReduce<double, threads>;
@@ -275,10 +281,10 @@ class_sums(const __grid_constant__ collapse_problem problem, const float* x, con
   const int64_t size     = problem.axis[0].in * problem.axis[1].in * problem.axis[2].in;
   for (int64_t index = blockIdx.x - problem.weight_blocks; index < problem.input_sums(); index += x_blocks)
   {
-    const int64_t slice   = index % problem.slices;
-    const int64_t number  = index / problem.slices % classes;
-    const float* channel  = x + index / problem.slices / classes * size;
-    double sum            = 0;
+    const int64_t slice  = index % problem.slices;
+    const int64_t number = index / problem.slices % classes;
+    const float* channel = x + index / problem.slices / classes * size;
+    double sum           = 0;
     // Inputs that no tap brings anywhere do not count, not even a NaN.
     const block::class_box taps = block::locate_class(problem, number, true);
     if (taps.range[0].empty() || taps.range[1].empty() || taps.range[2].empty())
@@ -297,8 +303,8 @@ class_sums(const __grid_constant__ collapse_problem problem, const float* x, con
         const int64_t length = box.range[2].size();
         box.range[2].end     = box.range[2].begin + length * (slice + 1) / problem.slices;
         box.range[2].begin += length * slice / problem.slices;
-        first_row            = 0;
-        last_row             = 1;
+        first_row = 0;
+        last_row  = 1;
       }
       sum = block::sum_rows<threads>(channel, problem.axis, box, first_row, last_row);
     }
@@ -348,16 +354,16 @@ __global__ __launch_bounds__(Policy::product_channels* Policy::product_split) vo
   __shared__ double partial[split][width];
   runtime::grid_dependency_wait();
 
-  const int column         = static_cast<int>(threadIdx.x) % width;
-  const int part           = static_cast<int>(threadIdx.x) / width;
-  const int64_t classes    = problem.class_total();
-  const int64_t terms      = problem.in_per_group * classes;
-  const int64_t tiles      = ceil_div(problem.out_channels, width);
+  const int column      = static_cast<int>(threadIdx.x) % width;
+  const int part        = static_cast<int>(threadIdx.x) / width;
+  const int64_t classes = problem.class_total();
+  const int64_t terms   = problem.in_per_group * classes;
+  const int64_t tiles   = ceil_div(problem.out_channels, width);
   // With channel functors one block walks over all channels of its sample.
-  const int64_t tile_step  = Chain::across_channels ? 1 : tiles;
-  const double positions   = static_cast<double>(problem.axis[0].out) * static_cast<double>(problem.axis[1].out)
+  const int64_t tile_step = Chain::across_channels ? 1 : tiles;
+  const double positions  = static_cast<double>(problem.axis[0].out) * static_cast<double>(problem.axis[1].out)
                          * static_cast<double>(problem.axis[2].out);
-  const int64_t items      = Chain::across_channels ? problem.batch : problem.batch * tiles;
+  const int64_t items = Chain::across_channels ? problem.batch : problem.batch * tiles;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
   {
     const int64_t n = Chain::across_channels ? item : item / tiles;
@@ -367,9 +373,10 @@ __global__ __launch_bounds__(Policy::product_channels* Policy::product_split) vo
       double sum       = 0;
       if (co < problem.out_channels)
       {
-        const int64_t group  = co / problem.out_per_group;
-        const double* x_at   = x_sums + (n * problem.in_channels + group * problem.in_per_group) * classes * problem.slices;
-        const double* w_at   = w_sums + group * terms * problem.out_per_group + co % problem.out_per_group;
+        const int64_t group = co / problem.out_per_group;
+        const double* x_at  = x_sums
+                           + (n * problem.in_channels + group * problem.in_per_group) * classes * problem.slices;
+        const double* w_at = w_sums + group * terms * problem.out_per_group + co % problem.out_per_group;
         for (int64_t k = part; k < terms; k += split)
         {
           double total = x_at[k * problem.slices];

@@ -18,8 +18,13 @@ namespace kernel
 /// A block takes \p columns neighbouring positions of one sample; \p in_shared: their values are copied to shared memory
 /// ([channels][columns]) and written back once, else the chain works on y itself.
 template <class Policy, class Chain>
-__global__ __launch_bounds__(Policy::threads) void finish_channels(
-  float* y, int64_t batch, int64_t channels, int64_t positions, int columns, bool in_shared, const __grid_constant__ Chain functors)
+__global__ __launch_bounds__(Policy::threads) void finish_channels(float* y,
+                                                                   int64_t batch,
+                                                                   int64_t channels,
+                                                                   int64_t positions,
+                                                                   int columns,
+                                                                   bool in_shared,
+                                                                   const __grid_constant__ Chain functors)
 {
   extern __shared__ float values[];
   __shared__ float scratch[Policy::threads];

@@ -16,31 +16,32 @@ namespace kernel
 
 /// The outputs of the calling thread in \p phase.
 template <class Policy>
-TCONV_DEVICE block::output_run locate_outputs(const gather_problem& problem,
-                                              const block::gather_tile& tile,
-                                              const block::gather_thread& thread,
-                                              const block::phase_number& phase)
+TCONV_DEVICE block::output_runs<Policy::cell_groups> locate_outputs(const gather_problem& problem,
+                                                                    const block::gather_tile& tile,
+                                                                    const block::gather_thread& thread,
+                                                                    const block::phase_number& phase)
 {
+  constexpr int held = Policy::cells_per_group * Policy::phases_per_thread;
   int64_t o[3];
   for (int a = 0; a < 3; ++a)
   {
     o[a] = (tile.cell[a] + thread.cell[a]) * problem.axis[a].stride + phase.along[a];
   }
   const conv_axis* axis = problem.axis;
-  block::output_run run;
-  run.channel_stride = axis[0].out * axis[1].out * axis[2].out;
-  run.position       = (o[0] * axis[1].out + o[1]) * axis[2].out + o[2];
-  run.count          = 0;
-  run.step           = 1;
-  if (thread.active && o[0] < axis[0].out && o[1] < axis[1].out && o[2] < axis[2].out)
+  block::output_runs<Policy::cell_groups> runs;
+  runs.channel_stride = axis[0].out * axis[1].out * axis[2].out;
+  runs.position       = (o[0] * axis[1].out + o[1]) * axis[2].out + o[2];
+  runs.group_step     = block::group_stride<Policy>(problem) * axis[2].stride;
+  runs.step           = Policy::phases_per_thread == 1 ? axis[2].stride : 1;
+  const bool inside   = thread.active && o[0] < axis[0].out && o[1] < axis[1].out;
+  TCONV_PRAGMA_UNROLL
+  for (int g = 0; g < Policy::cell_groups; ++g)
   {
-    const int64_t step = Policy::phases_per_thread == 1 ? axis[2].stride : 1;
-    // Where a second output exists, the step is below the output extent; it may still exceed 32 bits in memory-less shapes.
-    const int64_t fit = ceil_div(axis[2].out - o[2], step);
-    run.count         = fit < Policy::positions_per_thread ? static_cast<int>(fit) : Policy::positions_per_thread;
-    run.step          = run.count > 1 ? static_cast<int>(step) : 1;
+    const int64_t rest = axis[2].out - o[2] - g * runs.group_step;
+    const int64_t fit  = runs.step == 1 ? rest : ceil_div(rest, runs.step);
+    runs.count[g]      = inside && rest > 0 ? static_cast<int>(fit < held ? fit : held) : 0;
   }
-  return run;
+  return runs;
 }
 
 /// Finish by storing: the chain on the accumulators, then y.
@@ -62,18 +63,41 @@ struct store_outputs
                           const block::phase_number& phase,
                           block::accumulators<Policy>& sums)
     {
-      constexpr int held  = Policy::channels_per_thread;
-      using tile_type     = block::lane_tile<held, Policy::positions_per_thread>;
-      tile_type values    = {sums, tile.n, thread.channel, problem.out_channels, problem.taps.lanes};
-      apply(self.functors, values);
+      constexpr int held = Policy::channels_per_thread;
+      // Rows of a common width get code of their own; channel functors are most of an epilogue.
+      constexpr int common_lanes = Policy::common_lanes;
+      if (!Chain::across_channels
+          || (problem.taps.lanes == common_lanes && problem.out_channels % problem.taps.tile_channels == 0))
+      {
+        apply_chain<common_lanes>(self, problem, tile, thread, sums);
+      }
+      else
+      {
+        apply_chain<0>(self, problem, tile, thread, sums);
+      }
 
-      const auto run         = locate_outputs<Policy>(problem, tile, thread, phase);
+      const auto runs        = locate_outputs<Policy>(problem, tile, thread, phase);
       const int64_t channels = problem.out_channels - thread.channel;
-      float* base            = self.y + (tile.n * problem.out_channels + thread.channel) * run.channel_stride;
-      block::store_tile(sums, base, run, static_cast<int>(channels < held ? channels : held), self.vector);
+      float* base            = self.y + (tile.n * problem.out_channels + thread.channel) * runs.channel_stride;
+      block::store_tile(sums, base, runs, static_cast<int>(channels < held ? channels : held), self.vector);
     }
-    TCONV_DEVICE void
-    done(const store_outputs&, const gather_problem&, const block::gather_tile&, const block::gather_thread&, int64_t, float*)
+    template <int FixedLanes>
+    TCONV_DEVICE static void apply_chain(const store_outputs& self,
+                                         const gather_problem& problem,
+                                         const block::gather_tile& tile,
+                                         const block::gather_thread& thread,
+                                         block::accumulators<Policy>& sums)
+    {
+      block::lane_tile<Policy::channels_per_thread, Policy::positions_per_thread, FixedLanes> values = {
+        sums, tile.n, thread.channel, problem.out_channels, problem.taps.lanes};
+      apply(self.functors, values);
+    }
+    TCONV_DEVICE void done(const store_outputs&,
+                           const gather_problem&,
+                           const block::gather_tile&,
+                           const block::gather_thread&,
+                           int64_t,
+                           float*)
     {}
   };
 };
@@ -100,8 +124,10 @@ struct reduce_moments
                           const block::phase_number& phase,
                           block::accumulators<Policy>& sums)
     {
-      const int count      = locate_outputs<Policy>(problem, tile, thread, phase).count;
-      const float inverse  = count > 0 ? 1.0f / static_cast<float>(count) : 0.0f;
+      constexpr int per_group = Policy::positions_per_thread / Policy::cell_groups;
+      const auto runs         = locate_outputs<Policy>(problem, tile, thread, phase);
+      const int count         = runs.total();
+      const float inverse     = count > 0 ? 1.0f / static_cast<float>(count) : 0.0f;
       TCONV_PRAGMA_UNROLL
       for (int c = 0; c < held; ++c)
       {
@@ -109,14 +135,14 @@ struct reduce_moments
         TCONV_PRAGMA_UNROLL
         for (int p = 0; p < Policy::positions_per_thread; ++p)
         {
-          sum += p < count ? sums[c][p] : 0.0f;
+          sum += p % per_group < runs.count[p / per_group] ? sums[c][p] : 0.0f;
         }
         const float mean = sum * inverse;
         float m2         = 0.0f;
         TCONV_PRAGMA_UNROLL
         for (int p = 0; p < Policy::positions_per_thread; ++p)
         {
-          const float centred = p < count ? sums[c][p] - mean : 0.0f;
+          const float centred = p % per_group < runs.count[p / per_group] ? sums[c][p] - mean : 0.0f;
           m2                  = fmaf(centred, centred, m2);
         }
         totals[c].merge({static_cast<float>(count), mean, m2});
@@ -174,13 +200,13 @@ struct reduce_moments
 
 /// Transposed convolution tile by tile; \p Finish says what becomes of the outputs.
 template <class Policy, class Finish>
-__global__ __launch_bounds__(Policy::threads, Policy::min_blocks) void
-gather(const __grid_constant__ gather_problem problem,
-       const float* x,
-       const float* weights,
-       const gather_stage* stages,
-       const unsigned* nonfinite,
-       const __grid_constant__ Finish finish)
+__global__ __launch_bounds__(Policy::threads,
+                             Policy::min_blocks) void gather(const __grid_constant__ gather_problem problem,
+                                                             const float* x,
+                                                             const float* weights,
+                                                             const gather_stage* stages,
+                                                             const unsigned* nonfinite,
+                                                             const __grid_constant__ Finish finish)
 {
   extern __shared__ float4 shared[];
   // Raw storage: shared variables cannot have initialised members.
@@ -194,30 +220,30 @@ gather(const __grid_constant__ gather_problem problem,
   {
     broken = broken || nonfinite[i] != 0;
   }
-  const bool finite = !__syncthreads_or(broken);
-
   for (int64_t index = blockIdx.x; index < problem.blocks(); index += gridDim.x)
   {
     if (threadIdx.x == 0)
     {
-      tile = block::locate_tile(problem, index);
+      tile = problem.blocks() <= 0x7fffffff ? block::locate_tile(problem, static_cast<unsigned>(index))
+                                            : block::locate_tile(problem, index);
     }
-    __syncthreads();
+    // Also the barrier that the tile needs.
+    const bool finite                 = !__syncthreads_or(broken);
     const block::gather_thread thread = block::locate_thread<Policy>(problem, tile);
     typename Finish::template state<Policy> state;
-    block::gather<Policy>(problem,
-                          tile,
-                          thread,
-                          x,
-                          weights,
-                          stages,
-                          finite,
-                          reinterpret_cast<float*>(shared),
-                          reinterpret_cast<block::gather_phase*>(scratch),
-                          [&](int phase, block::accumulators<Policy>& sums) {
-                            state.add(
-                              finish, problem, tile, thread, block::number_phase<Policy>(problem, tile.first_phase + phase), sums);
-                          });
+    block::gather<Policy>(
+      problem,
+      tile,
+      thread,
+      x,
+      weights,
+      stages,
+      finite,
+      reinterpret_cast<float*>(shared),
+      reinterpret_cast<block::gather_phase*>(scratch),
+      [&](int phase, block::accumulators<Policy>& sums) {
+        state.add(finish, problem, tile, thread, block::number_phase<Policy>(problem, tile.first_phase + phase), sums);
+      });
     __syncthreads();
     // The work item without sample and channel tile: which part of the positions this was.
     const int64_t per_sample = problem.tiles[0] * problem.tiles[1] * problem.tiles[2] * problem.phase_splits;

@@ -20,10 +20,10 @@ TCONV_DEVICE gather_stage make_stage(const gather_problem& problem, bool all_pha
   int64_t rest              = index % problem.phase_stages;
   axis_phase taps[3];
   taps[2] = all_phases_of_w ? axis_phase{0, 1, packed.kernel[2], problem.axis[2].min_shift(), 1}
-                            : problem.axis[2].phase(phase % problem.phases[2]);
+                            : problem.phase(2, phase % problem.phases[2]);
   phase /= problem.phases[2];
-  taps[1] = problem.axis[1].phase(phase % problem.phases[1]);
-  taps[0] = problem.axis[0].phase(phase / problem.phases[1]);
+  taps[1] = problem.phase(1, phase % problem.phases[1]);
+  taps[0] = problem.phase(0, phase / problem.phases[1]);
 
   gather_stage stage;
   const int64_t runs  = packed.runs(taps[2].count);
@@ -50,13 +50,14 @@ TCONV_DEVICE gather_stage make_stage(const gather_problem& problem, bool all_pha
   const int64_t shift_d = taps[0].first_shift + d * taps[0].shift_step;
   const int64_t shift_h = taps[1].first_shift + h * taps[1].shift_step;
   // With both phases of w in one thread, neighbouring taps alternate between the phases and shift every other time.
-  const int64_t shift_w =
-    taps[2].first_shift + (all_phases_of_w ? packed.run_begin(run) / 2 : packed.run_begin(run) * taps[2].shift_step);
+  const int64_t shift_w = taps[2].first_shift
+                        + (all_phases_of_w ? packed.run_begin(run) / 2 : packed.run_begin(run) * taps[2].shift_step);
 
   stage.weights = (td * packed.kernel[1] + th) * packed.row_floats()
                 + (tap * packed.in_per_group + first * size) * packed.tile_channels;
-  stage.unit     = static_cast<int>(size * packed.tile_channels);
-  stage.strip    = static_cast<int>(first * problem.plane - (shift_d * problem.rows[1] + shift_h) * problem.pitch - shift_w);
+  stage.unit = static_cast<int>(size * packed.tile_channels);
+  stage.strip =
+    static_cast<int>(first * problem.plane - (shift_d * problem.rows[1] + shift_h) * problem.pitch - shift_w);
   stage.shift_d  = static_cast<int>(shift_d);
   stage.shift_h  = static_cast<int>(shift_h);
   stage.first    = static_cast<int>(first);
@@ -71,26 +72,26 @@ template <class Policy, class Index>
 TCONV_DEVICE int64_t find_weight(const packed_taps& taps, Index index)
 {
   // Outer to inner: channel tile, tap d, tap h, residue class and run along w, input channel, tap of the run, column.
-  const auto columns      = static_cast<Index>(taps.tile_channels);
-  const auto unit         = static_cast<Index>(taps.in_per_group) * columns;
-  const auto row_floats   = static_cast<Index>(taps.row_floats());
-  const auto kernel_h     = static_cast<Index>(taps.kernel[1]);
-  const auto kernel_d     = static_cast<Index>(taps.kernel[0]);
-  const Index row         = index / row_floats;
-  Index rest              = index % row_floats;
-  const auto column       = static_cast<int>(rest % columns);
-  const Index th          = row % kernel_h;
-  const Index td          = row / kernel_h % kernel_d;
-  const int64_t tile      = static_cast<int64_t>(row / kernel_h / kernel_d);
-  const auto tap          = static_cast<int64_t>(rest / unit); // lies in the right run, which is all that is needed
-  const int64_t residue   = taps.tap_step == 1 ? 0 : taps.class_of(tap);
-  const int64_t count     = taps.class_size(residue);
-  const int64_t run       = taps.run_of(tap - taps.class_begin(residue), count);
-  const auto size         = static_cast<Index>(taps.run_size(run, count));
-  rest                    = (rest - static_cast<Index>(taps.class_begin(residue) + taps.run_begin(run)) * unit) / columns;
-  const Index ci          = rest / size;
-  const Index j           = rest % size;
-  const int64_t tw        = residue + (taps.run_begin(run) + static_cast<int64_t>(j)) * taps.tap_step;
+  const auto columns    = static_cast<Index>(taps.tile_channels);
+  const auto unit       = static_cast<Index>(taps.in_per_group) * columns;
+  const auto row_floats = static_cast<Index>(taps.row_floats());
+  const auto kernel_h   = static_cast<Index>(taps.kernel[1]);
+  const auto kernel_d   = static_cast<Index>(taps.kernel[0]);
+  const Index row       = index / row_floats;
+  Index rest            = index % row_floats;
+  const auto column     = static_cast<int>(rest % columns);
+  const Index th        = row % kernel_h;
+  const Index td        = row / kernel_h % kernel_d;
+  const int64_t tile    = static_cast<int64_t>(row / kernel_h / kernel_d);
+  const auto tap        = static_cast<int64_t>(rest / unit); // lies in the right run, which is all that is needed
+  const int64_t residue = taps.tap_step == 1 ? 0 : taps.class_of(tap);
+  const int64_t count   = taps.class_size(residue);
+  const int64_t run     = taps.run_of(tap - taps.class_begin(residue), count);
+  const auto size       = static_cast<Index>(taps.run_size(run, count));
+  rest                  = (rest - static_cast<Index>(taps.class_begin(residue) + taps.run_begin(run)) * unit) / columns;
+  const Index ci        = rest / size;
+  const Index j         = rest % size;
+  const int64_t tw      = residue + (taps.run_begin(run) + static_cast<int64_t>(j)) * taps.tap_step;
 
   // The inverse of packed_column().
   int channel = column;
@@ -104,10 +105,11 @@ TCONV_DEVICE int64_t find_weight(const packed_taps& taps, Index index)
   {
     return -1;
   }
-  const bool grouped    = taps.out_per_group != taps.out_channels;
-  const int64_t group   = grouped ? co / taps.out_per_group : 0;
+  const bool grouped             = taps.out_per_group != taps.out_channels;
+  const int64_t group            = grouped ? co / taps.out_per_group : 0;
   const int64_t channel_in_group = grouped ? co % taps.out_per_group : co;
-  return ((((group * taps.in_per_group + static_cast<int64_t>(ci)) * taps.out_per_group + channel_in_group) * taps.kernel[0]
+  return ((((group * taps.in_per_group + static_cast<int64_t>(ci)) * taps.out_per_group + channel_in_group)
+             * taps.kernel[0]
            + static_cast<int64_t>(td))
             * taps.kernel[1]
           + static_cast<int64_t>(th))
@@ -115,28 +117,40 @@ TCONV_DEVICE int64_t find_weight(const packed_taps& taps, Index index)
        + tw;
 }
 
-/// Fills \p packed (packed_taps::floats() of them, zeros for padding channels) and \p stages, and leaves in
-/// nonfinite[blockIdx.x] whether this block met a weight that is not finite.
+/// The first problem.weight_blocks blocks fill \p packed (packed_taps::floats() of them, zeros for padding channels) and leave in
+/// nonfinite[blockIdx.x] whether they met a weight that is not finite; the others fill \p stages.
 template <class Policy, int Threads>
-__global__ __launch_bounds__(Threads) void prepare_gather(
-  const __grid_constant__ gather_problem problem, const float* w, float* packed, gather_stage* stages, unsigned* nonfinite)
+__global__ __launch_bounds__(Threads) void prepare_gather(const __grid_constant__ gather_problem problem,
+                                                          const float* w,
+                                                          float* packed,
+                                                          gather_stage* stages,
+                                                          unsigned* nonfinite)
 {
   runtime::grid_dependency_wait();
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * Threads + threadIdx.x;
-  const int64_t step  = static_cast<int64_t>(gridDim.x) * Threads;
-  const int64_t total = problem.taps.floats();
-  bool broken         = false;
-  for (int64_t index = first; index < total; index += step)
+  runtime::grid_dependency_release(); // the gather kernel waits for the end of this one before it reads anything
+  bool broken = false;
+  if (blockIdx.x < problem.weight_blocks)
   {
-    const int64_t from = total <= 0x7fffffff ? find_weight<Policy>(problem.taps, static_cast<unsigned>(index))
-                                             : find_weight<Policy>(problem.taps, index);
-    const float value  = from >= 0 ? w[from] : 0.0f;
-    broken             = broken || !isfinite(value);
-    packed[index]      = value;
+    const int64_t total = problem.taps.floats();
+    for (int64_t index = static_cast<int64_t>(blockIdx.x) * Threads + threadIdx.x; index < total;
+         index += static_cast<int64_t>(problem.weight_blocks) * Threads)
+    {
+      const int64_t from = total <= 0x7fffffff ? find_weight<Policy>(problem.taps, static_cast<unsigned>(index))
+                                               : find_weight<Policy>(problem.taps, index);
+      const float value  = from >= 0 ? w[from] : 0.0f;
+      broken             = broken || !isfinite(value);
+      packed[index]      = value;
+    }
   }
-  for (int64_t index = first; index < problem.stages(); index += step)
+  else
   {
-    stages[index] = make_stage(problem, Policy::phases_per_thread == 2, index);
+    for (int64_t index = static_cast<int64_t>(blockIdx.x - problem.weight_blocks) * Threads + threadIdx.x;
+         index < problem.stages();
+         index += static_cast<int64_t>(gridDim.x - problem.weight_blocks) * Threads)
+    {
+      stages[index] = make_stage(problem, Policy::phases_per_thread == 2, index);
+    }
+    return;
   }
   const bool any = __syncthreads_or(broken);
   if (threadIdx.x == 0)

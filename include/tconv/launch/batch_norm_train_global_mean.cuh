@@ -19,7 +19,8 @@ namespace runtime
 {
   if (!(arguments.eps >= 0.0f))
   {
-    return status::error(status_code::invalid_argument, "batch_norm.eps = %g: must be >= 0", static_cast<double>(arguments.eps));
+    return status::error(
+      status_code::invalid_argument, "batch_norm.eps = %g: must be >= 0", static_cast<double>(arguments.eps));
   }
   if (!(arguments.momentum >= 0.0f && arguments.momentum <= 1.0f))
   {
@@ -94,9 +95,10 @@ template <int Rank, class... Functors>
                                                   const workspace& space,
                                                   cudaStream_t stream)
 {
-  static_assert(chain<Functors...>::linear,
-                "tconv: batch_norm_train_global_mean takes linear functors (bias, scale, affine, batch_norm) before BatchNorm; "
-                "anything else needs the convolution's output");
+  static_assert(
+    chain<Functors...>::linear,
+    "tconv: batch_norm_train_global_mean takes linear functors (bias, scale, affine, batch_norm) before BatchNorm; "
+    "anything else needs the convolution's output");
   if (status s = validate(shape); !s.ok())
   {
     return s;
@@ -111,8 +113,9 @@ template <int Rank, class... Functors>
   }
   if (shape.batch * shape.output_positions() < 2)
   {
-    return status::error(status_code::invalid_argument,
-                         "shape: batch * output positions = 1: BatchNorm in train mode needs at least 2 values per channel");
+    return status::error(
+      status_code::invalid_argument,
+      "shape: batch * output positions = 1: BatchNorm in train mode needs at least 2 values per channel");
   }
   const conv_transpose_shape<3> s3 = detail::canonical(shape);
   if (status s = runtime::check_gather_limits(s3); !s.ok())
@@ -142,37 +145,37 @@ template <int Rank, class... Functors>
   {
     return s;
   }
-  double* means             = plan.means.get(space);
-  moments<float>* partials  = plan.partials.get(space);
+  double* means            = plan.means.get(space);
+  moments<float>* partials = plan.partials.get(space);
   if (status s = plan.collapse.launch_product(means, chain<>{}, space, stream); !s.ok())
   {
     return s;
   }
   if (status s = runtime::launch_gather(plan.gather,
-                                       plan.pieces,
-                                       x,
-                                       w,
-                                       kernel::reduce_moments{partials, plan.partials_per_channel},
-                                       space,
-                                       true,
-                                       stream);
+                                        plan.pieces,
+                                        x,
+                                        w,
+                                        kernel::reduce_moments{partials, plan.partials_per_channel},
+                                        space,
+                                        true,
+                                        stream);
       !s.ok())
   {
     return s;
   }
   constexpr int threads = 256;
   return runtime::launch("tconv::kernel::batch_norm_means",
-                        kernel::batch_norm_means<threads, chain<Functors...>>,
-                        {std::min(shape.out_channels, runtime::max_grid), threads, 0, true},
-                        stream,
-                        partials,
-                        plan.partials_per_channel,
-                        means,
-                        y,
-                        shape.batch,
-                        shape.out_channels,
-                        before,
-                        arguments);
+                         kernel::batch_norm_means<threads, chain<Functors...>>,
+                         {std::min(shape.out_channels, runtime::max_grid), threads, 0, true},
+                         stream,
+                         partials,
+                         plan.partials_per_channel,
+                         means,
+                         y,
+                         shape.batch,
+                         shape.out_channels,
+                         before,
+                         arguments);
 }
 
 TCONV_CUDA_NAMESPACE_END

@@ -58,15 +58,15 @@ template <class Finish>
                                    cudaStream_t stream)
 {
   return detail::visit_gather_policy(plan.channels_per_thread, plan.phases_per_thread, [&](auto policy) -> status {
-    using policy_type           = decltype(policy);
-    constexpr int pack_threads  = 256;
-    float* packed               = pieces.packed.get(space);
-    gather_stage* stages        = pieces.stages.get(space);
-    unsigned* nonfinite         = pieces.nonfinite.get(space);
-    const gather_problem& p     = plan.problem;
+    using policy_type          = decltype(policy);
+    constexpr int pack_threads = 256;
+    float* packed              = pieces.packed.get(space);
+    gather_stage* stages       = pieces.stages.get(space);
+    unsigned* nonfinite        = pieces.nonfinite.get(space);
+    const gather_problem& p    = plan.problem;
     if (status s = launch("tconv::kernel::prepare_gather",
                           kernel::prepare_gather<policy_type, pack_threads>,
-                          {p.weight_blocks, pack_threads, 0, overlap_predecessor},
+                          {p.weight_blocks + p.stage_blocks(), pack_threads, 0, overlap_predecessor},
                           stream,
                           p,
                           w,
@@ -77,16 +77,17 @@ template <class Finish>
     {
       return s;
     }
-    return launch("tconv::kernel::gather",
-                  kernel::gather<policy_type, Finish>,
-                  {std::min(p.blocks(), max_grid), policy_type::threads, static_cast<std::size_t>(plan.shared_bytes), true},
-                  stream,
-                  p,
-                  x,
-                  packed,
-                  stages,
-                  nonfinite,
-                  finish);
+    return launch(
+      "tconv::kernel::gather",
+      kernel::gather<policy_type, Finish>,
+      {std::min(p.blocks(), max_grid), policy_type::threads, static_cast<std::size_t>(plan.shared_bytes), true},
+      stream,
+      p,
+      x,
+      packed,
+      stages,
+      nonfinite,
+      finish);
   });
 }
 
@@ -138,7 +139,8 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// NaN and infinity in x or w reach exactly the outputs whose taps touch them. Results are bitwise repeatable.
 /// Any alignment that float allows is accepted; 16 bytes for y are faster.
 ///
-/// Channel functors run on the accumulators for up to 256 channels (32 where groups leave fewer than 4 channels each); beyond,
+/// Channel functors run on the accumulators for up to 256 channels (with groups: 256 where a group has a
+/// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond,
 /// logits are stored to y once and finished in place.
 ///
 /// Errors: invalid_argument (shape or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
@@ -170,10 +172,10 @@ template <int Rank, class... Functors>
 
   const runtime::conv_transpose_plan<chain_type> plan(s3);
   if (status s = runtime::check_call({{"x", x, 4 * shape.input_elements()}, {"w", w, 4 * shape.weight_elements()}},
-                                    {{"y", y, 4 * shape.output_elements()}},
-                                    plan.layout,
-                                    opts,
-                                    space);
+                                     {{"y", y, 4 * shape.output_elements()}},
+                                     plan.layout,
+                                     opts,
+                                     space);
       !s.ok())
   {
     return s;
@@ -202,19 +204,19 @@ template <int Rank, class... Functors>
     const int64_t positions = shape.output_positions();
     const int64_t blocks    = shape.batch * ceil_div(positions, std::max(columns, 1));
     return runtime::launch("tconv::kernel::finish_channels",
-                          kernel::finish_channels<policy, chain_type>,
-                          {std::min(blocks, runtime::max_grid),
-                           policy::threads,
-                           static_cast<std::size_t>(shape.out_channels * columns * 4),
-                           true},
-                          stream,
-                          y,
-                          shape.batch,
-                          shape.out_channels,
-                          positions,
-                          std::max(columns, 1),
-                          columns > 0,
-                          functors);
+                           kernel::finish_channels<policy, chain_type>,
+                           {std::min(blocks, runtime::max_grid),
+                            policy::threads,
+                            static_cast<std::size_t>(shape.out_channels * columns * 4),
+                            true},
+                           stream,
+                           y,
+                           shape.batch,
+                           shape.out_channels,
+                           positions,
+                           std::max(columns, 1),
+                           columns > 0,
+                           functors);
   }
 }
 

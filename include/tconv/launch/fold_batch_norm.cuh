@@ -11,8 +11,10 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace runtime
 {
 
-[[nodiscard]] inline status check_fold(
-  std::initializer_list<argument> inputs, std::initializer_list<argument> outputs, const batch_norm_arguments& arguments, const options& opts)
+[[nodiscard]] inline status check_fold(std::initializer_list<argument> inputs,
+                                       std::initializer_list<argument> outputs,
+                                       const batch_norm_arguments& arguments,
+                                       const options& opts)
 {
   if (status s = check_batch_norm(arguments); !s.ok())
   {
@@ -30,7 +32,7 @@ namespace runtime
 /// \param arguments  running statistics not null; gamma and beta may be
 /// \param slopes     [channels] fp32, written
 /// \param offsets    [channels] fp32, written
-/// \param channels   >= 0
+/// \param channels   >= 0 and <= 2^60
 [[nodiscard]] inline status fold_batch_norm(const float* bias,
                                             const batch_norm_arguments& arguments,
                                             float* slopes,
@@ -39,34 +41,35 @@ namespace runtime
                                             const options& opts,
                                             cudaStream_t stream)
 {
-  if (channels < 0)
+  if (channels < 0 || channels > detail::field_limit)
   {
-    return status::error(status_code::invalid_argument, "channels = %lld: must be >= 0", static_cast<long long>(channels));
+    return status::error(
+      status_code::invalid_argument, "channels = %lld: must be >= 0 and <= 2^60", static_cast<long long>(channels));
   }
   const int64_t bytes = 4 * channels;
   const auto optional = [&](const float* p) { return p != nullptr ? bytes : 0; };
   if (status s = runtime::check_fold({{"bias", bias, optional(bias)},
-                                     {"batch_norm.gamma", arguments.gamma, optional(arguments.gamma)},
-                                     {"batch_norm.beta", arguments.beta, optional(arguments.beta)},
-                                     {"batch_norm.running_mean", arguments.running_mean, bytes},
-                                     {"batch_norm.running_var", arguments.running_var, bytes}},
-                                    {{"slopes", slopes, bytes}, {"offsets", offsets, bytes}},
-                                    arguments,
-                                    opts);
+                                      {"batch_norm.gamma", arguments.gamma, optional(arguments.gamma)},
+                                      {"batch_norm.beta", arguments.beta, optional(arguments.beta)},
+                                      {"batch_norm.running_mean", arguments.running_mean, bytes},
+                                      {"batch_norm.running_var", arguments.running_var, bytes}},
+                                     {{"slopes", slopes, bytes}, {"offsets", offsets, bytes}},
+                                     arguments,
+                                     opts);
       !s.ok() || channels == 0)
   {
     return s;
   }
   constexpr int threads = 256;
   return runtime::launch("tconv::kernel::fold_batch_norm",
-                        kernel::fold_batch_norm<threads>,
-                        {std::min<int64_t>(ceil_div(channels, threads), 1024), threads, 0, opts.programmatic_launch},
-                        stream,
-                        bias,
-                        arguments,
-                        slopes,
-                        offsets,
-                        channels);
+                         kernel::fold_batch_norm<threads>,
+                         {std::min<int64_t>(ceil_div(channels, threads), 1024), threads, 0, opts.programmatic_launch},
+                         stream,
+                         bias,
+                         arguments,
+                         slopes,
+                         offsets,
+                         channels);
 }
 
 /// folded = w scaled per output channel, offsets as above: conv_transpose with folded weights and chain(bias(offsets)) is
@@ -93,8 +96,17 @@ template <int Rank>
   }
   const int64_t bytes         = 4 * shape.weight_elements();
   const int64_t channel_bytes = 4 * shape.out_channels;
+  const auto optional         = [&](const float* p) { return p != nullptr ? channel_bytes : 0; };
   if (status s = runtime::check_fold(
-        {{"w", w, bytes}}, {{"folded", folded, bytes}, {"slopes", slopes, channel_bytes}, {"offsets", offsets, channel_bytes}}, arguments, opts);
+        {{"w", w, bytes},
+         {"bias", bias, optional(bias)},
+         {"batch_norm.gamma", arguments.gamma, optional(arguments.gamma)},
+         {"batch_norm.beta", arguments.beta, optional(arguments.beta)},
+         {"batch_norm.running_mean", arguments.running_mean, channel_bytes},
+         {"batch_norm.running_var", arguments.running_var, channel_bytes}},
+        {{"folded", folded, bytes}, {"slopes", slopes, channel_bytes}, {"offsets", offsets, channel_bytes}},
+        arguments,
+        opts);
       !s.ok())
   {
     return s;
@@ -105,16 +117,16 @@ template <int Rank>
   }
   constexpr int threads = 256;
   return runtime::launch("tconv::kernel::fold_into_weights",
-                        kernel::fold_into_weights<threads>,
-                        {std::min<int64_t>(ceil_div(shape.weight_elements(), threads), 4096), threads, 0, true},
-                        stream,
-                        w,
-                        slopes,
-                        folded,
-                        shape.weight_elements(),
-                        shape.taps(),
-                        shape.in_channels / shape.groups,
-                        shape.out_channels / shape.groups);
+                         kernel::fold_into_weights<threads>,
+                         {std::min<int64_t>(ceil_div(shape.weight_elements(), threads), 4096), threads, 0, true},
+                         stream,
+                         w,
+                         slopes,
+                         folded,
+                         shape.weight_elements(),
+                         shape.taps(),
+                         shape.in_channels / shape.groups,
+                         shape.out_channels / shape.groups);
 }
 
 TCONV_CUDA_NAMESPACE_END

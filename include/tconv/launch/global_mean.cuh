@@ -43,9 +43,9 @@ struct collapse_plan
         problem.table[a][i] = problem.axis[a].class_at(i);
       }
     }
-    const int64_t boxes   = shape.batch * shape.in_channels * problem.class_total();
-    const int64_t size    = shape.input_positions();
-    problem.slices        = std::max<int64_t>(
+    const int64_t boxes = shape.batch * shape.in_channels * problem.class_total();
+    const int64_t size  = shape.input_positions();
+    problem.slices      = std::max<int64_t>(
       1, std::min(ceil_div(policy::wanted_blocks, std::max<int64_t>(boxes, 1)), size / policy::least_slice));
     problem.weight_blocks = std::min(
       policy::weight_blocks, ceil_div(shape.in_channels * problem.out_per_group, policy::sum_threads / 32));
@@ -57,14 +57,15 @@ struct collapse_plan
       whole = whole && problem.table[a][0].taps.size() == problem.axis[a].kernel;
     }
     constexpr int64_t limit = 0x7fffffff;
-    whole = whole && problem.input_sums() < limit && size < limit && shape.in_channels * problem.out_per_group < limit && taps < limit;
+    whole = whole && problem.input_sums() < limit && size < limit && shape.in_channels * problem.out_per_group < limit
+         && taps < limit;
     x_sums = layout.add<double>(problem.input_sums());
     w_sums = layout.add<double>(problem.weight_sums());
   }
 
   /// Class sums of x and w into the workspace.
-  [[nodiscard]] status
-  launch_sums(const float* x, const float* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
+  [[nodiscard]] status launch_sums(
+    const float* x, const float* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
   {
     using policy         = tuning::collapse_policy;
     const int64_t blocks = problem.weight_blocks + std::min(problem.input_sums(), max_grid - problem.weight_blocks);
@@ -168,12 +169,11 @@ template <int Rank, class... Functors>
   }
   detail::workspace_layout layout;
   const runtime::collapse_plan plan(layout, detail::canonical(shape));
-  if (status s = runtime::check_call(
-        {{"x", x, 4 * shape.input_elements()}, {"w", w, 4 * shape.weight_elements()}},
-        {{"y", y, 4 * shape.batch * shape.out_channels}},
-        layout,
-        opts,
-        space);
+  if (status s = runtime::check_call({{"x", x, 4 * shape.input_elements()}, {"w", w, 4 * shape.weight_elements()}},
+                                     {{"y", y, 4 * shape.batch * shape.out_channels}},
+                                     layout,
+                                     opts,
+                                     space);
       !s.ok())
   {
     return s;

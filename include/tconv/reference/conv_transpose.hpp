@@ -74,7 +74,8 @@ void for_each_product(const conv_transpose_shape<3>& s, Visitor visit)
                     {
                       continue;
                     }
-                    const int64_t x = (((n * s.in_channels + ci) * axis[0].in + id) * axis[1].in + ih) * axis[2].in + iw;
+                    const int64_t x = (((n * s.in_channels + ci) * axis[0].in + id) * axis[1].in + ih) * axis[2].in
+                                    + iw;
                     const int64_t channel = group * out_per_group + co;
                     const int64_t y = (((n * s.out_channels + channel) * out[0] + od) * out[1] + oh) * out[2] + ow;
                     visit(x, w, y);

@@ -132,7 +132,11 @@ inline batch_norm_channel bind(const batch_norm& f, const coordinate& at)
   const auto element = [c](const float* values, double otherwise) {
     return values != nullptr ? static_cast<double>(values[c]) : otherwise;
   };
-  return {element(f.mean, 0.0), element(f.variance, 1.0), element(f.gamma, 1.0), element(f.beta, 0.0), static_cast<double>(f.eps)};
+  return {element(f.mean, 0.0),
+          element(f.variance, 1.0),
+          element(f.gamma, 1.0),
+          element(f.beta, 0.0),
+          static_cast<double>(f.eps)};
 }
 
 /// A bound or plain functor in double.

@@ -49,10 +49,7 @@ struct bias
     TCONV_HOST_DEVICE double operator()(double v) const { return v + static_cast<double>(value); }
     TCONV_HOST_DEVICE double slope() const { return 1.0; }
   };
-  TCONV_HOST_DEVICE bound bind(const coordinate& at) const
-  {
-    return {values_ != nullptr ? values_[at.channel] : 0.0f};
-  }
+  TCONV_HOST_DEVICE bound bind(const coordinate& at) const { return {values_ != nullptr ? values_[at.channel] : 0.0f}; }
 
 private:
   const float* values_;

@@ -93,7 +93,8 @@ struct chain<>
 template <class First, class... Rest>
 struct chain<First, Rest...>
 {
-  static_assert(detail::across_channels<First>::value || detail::has_bind<First>::value || detail::is_plain<First>::value,
+  static_assert(detail::across_channels<First>::value || detail::has_bind<First>::value
+                  || detail::is_plain<First>::value,
                 "tconv: a functor in a chain needs float operator()(float) const, or bind(const coordinate&) const, or "
                 "across_channels = true with operator()(Row&) const");
 

@@ -8,10 +8,10 @@
 
 TCONV_NAMESPACE_BEGIN
 
-/// exp(v - max) / sum(exp(v - max)) over the channels, in fp32.
+/// exp(v - max) / sum(exp(v - max)) over the channels, in fp32: each within 4 + 1.2 |v - max| ulp, and 0 below 2^-126.
 ///
 /// A NaN, a +inf or nothing but -inf makes the whole row NaN, and that row only; a single -inf gives exactly 0. Equal logits
-/// give 1/channels, correctly rounded.
+/// give 1/channels, rounded to nearest.
 struct channel_softmax
 {
   static constexpr bool across_channels = true;
@@ -26,9 +26,10 @@ struct channel_softmax
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < row.size(); ++i)
     {
-      row[i] = ::expf(row[i] - peak); // padding lanes too: nobody reads them
+      row[i] = detail::fast_exp(row[i] - peak); // padding lanes too: nobody reads them
     }
-    const float inverse = 1.0f / reduce_row(row, 0.0f, plus{}, identity{});
+    // The sum lies between 1 and the number of channels, or is NaN.
+    const float inverse = detail::branchless_reciprocal(reduce_row(row, 0.0f, plus{}, identity{}));
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < row.size(); ++i)
     {

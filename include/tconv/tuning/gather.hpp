@@ -19,12 +19,18 @@ struct gather_policy
   static constexpr int channels_per_thread = ChannelsPerThread;
   /// Phases along w that a thread computes together; 2 for stride 2, so that its outputs are contiguous in memory.
   static constexpr int phases_per_thread = PhasesPerThread;
-  /// Neighbouring cells along w per thread: they share the input values that the taps slide over.
+  /// Cells along w per thread: neighbours share the input values that the taps slide over.
   static constexpr int cells_per_thread = CellsPerThread;
+  /// They lie in groups of neighbours half a tile row apart: the groups of neighbouring lanes are then neighbours too, and a
+  /// warp's stores fill whole lines.
+  static constexpr int cell_groups     = 2;
+  static constexpr int cells_per_group = cells_per_thread / cell_groups;
   /// Outputs along w per thread.
   static constexpr int positions_per_thread = cells_per_thread * phases_per_thread;
-  static constexpr int threads              = Threads;
-  static constexpr int min_blocks           = MinBlocks;
+  /// Lanes that hold a row in the instance of channel functors that knows their number: 64 channels where threads hold 8.
+  static constexpr int common_lanes = 8;
+  static constexpr int threads      = Threads;
+  static constexpr int min_blocks   = MinBlocks;
 
   /// Longest run of taps along w that is unrolled over one strip of inputs.
   static constexpr int max_run = 5;
@@ -32,7 +38,8 @@ struct gather_policy
   static constexpr int cut_run = 4;
   /// Floats of one stage of weights; two are in flight.
   static constexpr int weight_stage_floats = 6144;
-  static_assert(weight_stage_floats >= max_run * 32 * ChannelsPerThread, "tconv: a stage holds at least one input channel");
+  static_assert(weight_stage_floats >= max_run * 32 * ChannelsPerThread,
+                "tconv: a stage holds at least one input channel");
   /// Bytes for the lists of stages of a block's phases; longer ones stay in global memory.
   static constexpr int list_bytes = 3 * 1024;
   /// Dynamic shared memory of a block: four blocks fit on sm_90 (227 KB), three on sm_80 (163 KB), one on sm_86 and sm_89 (99 KB).
