@@ -175,7 +175,7 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
       const double products = taps * traits.channels_per_thread * traits.cells_per_thread;
       const int64_t columns = extent[2] / step; // short rows share a pass
       const int64_t at_once = columns < 32 ? 32 / columns : 1;
-      const double passes =
+      const auto passes =
         static_cast<double>(ceil_div(extent[0] * extent[1] * ceil_div(columns, 32), traits.threads / 32 * at_once));
       const double copies = fits ? 40.0 * passes * problem.tile_groups : 16.0 * products;
       // About 5 instructions per output where a row of the tile is 256 bytes of y; stores of shorter runs cost in proportion.
