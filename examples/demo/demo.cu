@@ -22,7 +22,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <string>
+#include <cstdlib>
 #include <vector>
 
 namespace
@@ -210,7 +210,7 @@ class device_array
 public:
   explicit device_array(std::size_t count) : count_(count)
   {
-    must(cudaMalloc(&data_, count * sizeof(float) + 4), "cudaMalloc");
+    must(cudaMalloc(&data_, count * sizeof(float)), "cudaMalloc");
   }
   explicit device_array(const std::vector<float>& values) : device_array(values.size())
   {
