@@ -230,7 +230,13 @@ TEST(gather_plan, tiles_cover_all_cells)
     ASSERT_LE(groups_of_cells / p.traits.cells_per_thread * problem.taps.lanes, p.traits.threads);
     ASSERT_EQ(p.traits.threads % 32, 0);
     ASSERT_GT(problem.blocks(), 0);
-    ASSERT_EQ(problem.blocks() % (problem.tiles[0] * problem.tiles[1] * problem.tiles[2]), 0);
+    // Work items: whole tiles, then the others in splits; the channel tile is the fastest digit of both.
+    const std::int64_t rest = problem.all_tiles() - problem.whole_tiles;
+    ASSERT_GE(problem.whole_tiles, 0);
+    ASSERT_GE(rest, 0);
+    ASSERT_EQ(problem.blocks(), problem.whole_tiles + rest * problem.phase_splits);
+    ASSERT_EQ(problem.whole_tiles % problem.taps.channel_tiles, 0);
+    ASSERT_EQ(rest % problem.taps.channel_tiles, 0);
   });
 }
 
@@ -369,6 +375,20 @@ TEST(gather_plan, splits_take_every_phase_once)
     }
     ASSERT_EQ(std::count(taken.begin(), taken.end(), 1), problem.total_phases());
   });
+}
+
+// The last wave of P1 is three quarters full: its tiles are cut, the one phase with four times the taps of another first.
+TEST(gather_plan, the_tail_of_p1_is_split)
+{
+  const planned p(
+    tconv_test::make_shape<3>({16, 32, 64, 1}, {16, 32, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}), true);
+  const gather_problem& problem = p.problem();
+  const std::int64_t wave       = tconv::tuning::gather_multiprocessors * p.traits.min_blocks;
+  EXPECT_EQ(problem.whole_tiles % wave, 0);
+  EXPECT_GT(problem.whole_tiles, 0);
+  EXPECT_LT(problem.all_tiles() - problem.whole_tiles, wave);
+  EXPECT_EQ(problem.phase_splits, tconv::tuning::gather_tail_splits);
+  EXPECT_TRUE(problem.last_split_first);
 }
 
 TEST(gather_plan, splits_of_huge_shapes)

@@ -5,7 +5,7 @@
 /// The main loop of the gather engine: a block computes a tile of cells, phase after phase, on the CUDA cores.
 ///
 /// The input tile is staged in shared memory once for all phases it feeds (in chunks of input channels where it does not fit
-/// whole); packed weights stream through a ring of stages. Each thread slides the taps of a run over one strip of inputs in
+/// whole); packed weights stream through two stages. Each thread slides the taps of a run over one strip of inputs in
 /// registers. Where the halo does not fit, or a weight is not finite (then the zeros of the halo must not be multiplied),
 /// inputs are read through the cache and every product is predicated.
 
@@ -71,8 +71,20 @@ template <class Index>
 TCONV_DEVICE gather_tile locate_tile(const gather_problem& problem, Index index)
 {
   gather_tile tile;
-  const int64_t split = take_digit(index, problem.phase_splits);
-  tile.channel_tile   = take_digit(index, problem.taps.channel_tiles);
+  tile.first_phase = 0;
+  tile.phase_count = static_cast<int>(problem.total_phases());
+  if (index >= static_cast<Index>(problem.whole_tiles))
+  {
+    index -= static_cast<Index>(problem.whole_tiles);
+    const auto rest      = static_cast<Index>(problem.all_tiles() - problem.whole_tiles);
+    const auto number    = static_cast<int64_t>(index / rest);
+    const int64_t split  = problem.last_split_first ? problem.phase_splits - 1 - number : number;
+    index                = index % rest + static_cast<Index>(problem.whole_tiles);
+    tile.first_phase     = split * problem.split_phases;
+    const int64_t phases = problem.total_phases() - tile.first_phase;
+    tile.phase_count     = static_cast<int>(phases < problem.split_phases ? phases : problem.split_phases);
+  }
+  tile.channel_tile = take_digit(index, problem.taps.channel_tiles);
   for (int a = 2; a >= 0; --a)
   {
     tile.cell[a] = take_digit(index, problem.tiles[a]) * problem.tile_cells[a];
@@ -83,9 +95,6 @@ TCONV_DEVICE gather_tile locate_tile(const gather_problem& problem, Index index)
     tile.least_shift[a] = clamp_to_int(tile.cell[a] - problem.axis[a].in + 1);
     tile.most_shift[a]  = clamp_to_int(tile.cell[a] + problem.tile_cells[a] - 1);
   }
-  tile.first_phase     = split * problem.split_phases;
-  const int64_t phases = problem.total_phases() - tile.first_phase;
-  tile.phase_count     = static_cast<int>(phases < problem.split_phases ? phases : problem.split_phases);
   return tile;
 }
 
@@ -320,6 +329,22 @@ TCONV_DEVICE void stage_input(const gather_problem& problem,
   }
 }
 
+/// Where staged inputs begin in the shared memory of a block: behind two stages of weights.
+template <class Policy>
+inline constexpr int staged_at = 2 * Policy::weight_stage_floats;
+
+/// Stages chunk \p chunk of the input channels and commits the copies. Called by the whole block.
+template <class Policy>
+TCONV_DEVICE void
+stage_chunk(const gather_problem& problem, const gather_tile& tile, const float* x, int chunk, float* shared)
+{
+  const int64_t first = static_cast<int64_t>(chunk) * problem.chunk;
+  const int64_t rest  = problem.taps.in_per_group - first;
+  const int channels  = rest < problem.chunk ? static_cast<int>(rest) : problem.chunk;
+  stage_input<Policy>(problem, tile, x, first, channels, shared + staged_at<Policy>);
+  copy_async_commit();
+}
+
 /// Copies \p floats weights from \p begin on. Called by the whole block; asynchronous.
 template <class Policy>
 TCONV_DEVICE void stage_weights(int64_t begin, int floats, const float* weights, float* target)
@@ -366,17 +391,16 @@ TCONV_DEVICE void load_channels(const float* row, int lane, int lanes, float (&v
   }
 }
 
-/// Position of channel \p channel of a tile within a packed row: the inverse of load_channels().
-template <int ChannelsPerThread>
-TCONV_HOST_DEVICE constexpr int packed_column(int channel, int lanes)
+/// The channel of a tile whose weight stands in column \p column of a packed row: load_channels() in reverse.
+template <class Policy>
+TCONV_DEVICE int channel_of_column(int column, int lanes)
 {
-  if (ChannelsPerThread == 1)
+  if (Policy::channels_per_thread == 1)
   {
-    return channel;
+    return column;
   }
-  const int lane = channel / ChannelsPerThread;
-  const int slot = channel % ChannelsPerThread;
-  return (slot / 4 * lanes + lane) * 4 + slot % 4;
+  const int quad = column / 4;
+  return quad % lanes * Policy::channels_per_thread + quad / lanes * 4 + column % 4;
 }
 
 template <class Policy>
@@ -446,7 +470,7 @@ TCONV_DEVICE void accumulate_run(
   float w[held];
   load_strips<Aligned>(strip_at, reader.stride, strips);
   load_channels<Policy>(weights, reader.lane, reader.lanes, w);
-#pragma unroll 2
+#pragma unroll Policy::unrolled_channels
   for (int c = 1; c <= channels; ++c)
   {
     const bool more           = c < channels;
@@ -506,14 +530,15 @@ TCONV_DEVICE void accumulate_run_of(int taps,
   }
   // Alike for all threads: in quads, rows, planes and cells are multiples of 4.
   const float* strip_at = strip_end - run_pattern<Policy, Parity>::shift(Taps - 1);
-  if (reader.quads && reinterpret_cast<unsigned long long>(strip_at) % 16 == 0)
+  if constexpr (Policy::aligned_strips)
   {
-    accumulate_run<Policy, Taps, Parity, true>(sums, reader, strip_at, weights, channels);
+    if (reader.quads && reinterpret_cast<unsigned long long>(strip_at) % 16 == 0)
+    {
+      accumulate_run<Policy, Taps, Parity, true>(sums, reader, strip_at, weights, channels);
+      return;
+    }
   }
-  else
-  {
-    accumulate_run<Policy, Taps, Parity, false>(sums, reader, strip_at, weights, channels);
-  }
+  accumulate_run<Policy, Taps, Parity, false>(sums, reader, strip_at, weights, channels);
 }
 
 /// One phase without staging: inputs through the cache, each product only where its input exists. Slow and always right.
@@ -608,7 +633,8 @@ __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
 /// Computes the phases of \p tile one after the other and hands each to finish(phase number, sums), where the number counts from
 /// the tile's first phase.
 ///
-/// \p stages: the lists of stages. \p shared: 2 * weight_stage_floats + problem.staged_floats() floats, 16-byte
+/// The first chunk of inputs has been staged (stage_chunk), its copies may still be under way. \p stages: the lists of
+/// stages. \p shared: 2 * weight_stage_floats + problem.staged_floats() floats, 16-byte
 /// aligned. \p scratch: one gather_phase in shared memory. \p finite: whether all weights are finite. Called by the whole block.
 template <class Policy, class Finish>
 TCONV_DEVICE void gather(const gather_problem& problem,
@@ -624,14 +650,14 @@ TCONV_DEVICE void gather(const gather_problem& problem,
 {
   constexpr int stage_floats = Policy::weight_stage_floats;
   const packed_taps& packed  = problem.taps;
-  float* staged              = shared + 2 * stage_floats; // behind two stages of weights
+  const float* staged        = shared + staged_at<Policy>;
   const bool direct          = !problem.staged || !finite;
   weights += tile.channel_tile * packed.kernel[0] * packed.kernel[1] * packed.row_floats();
 
   const gather_stage* list = stages + tile.first_phase * problem.phase_stages;
   if (problem.list_in_shared)
   {
-    auto* copy      = reinterpret_cast<int4*>(staged + (problem.staged_floats() + 3) / 4 * 4);
+    auto* copy      = reinterpret_cast<int4*>(shared + staged_at<Policy> + (problem.staged_floats() + 3) / 4 * 4);
     const int words = static_cast<int>(tile.phase_count * problem.phase_stages * (sizeof(gather_stage) / sizeof(int4)));
     for (int i = static_cast<int>(threadIdx.x); i < words; i += Policy::threads)
     {
@@ -655,7 +681,7 @@ TCONV_DEVICE void gather(const gather_problem& problem,
   const bool odd = Policy::phases_per_thread == 2 && (problem.axis[2].padding & 1) != 0;
   const gather_reader reader{
     problem.quads, problem.plane, group_stride<Policy>(problem), thread.lane, packed.lanes, packed.tile_channels};
-  int staged_chunk = -1;
+  int staged_chunk = 0; // the caller has staged the first chunk
   // The staged element that shift 0 brings to the thread's first cell.
   const float* thread_at = staged + thread.group * problem.chunk * problem.plane
                          + ((thread.cell[0] + static_cast<int>(problem.axis[0].max_shift())) * problem.rows[1]
@@ -694,12 +720,8 @@ TCONV_DEVICE void gather(const gather_problem& problem,
       if (coming.chunk != staged_chunk)
       {
         __syncthreads(); // nobody reads the old chunk any more
-        staged_chunk        = coming.chunk;
-        const int64_t first = static_cast<int64_t>(staged_chunk) * problem.chunk;
-        const int64_t rest  = packed.in_per_group - first;
-        stage_input<Policy>(
-          problem, tile, x, first, rest < problem.chunk ? static_cast<int>(rest) : problem.chunk, staged);
-        copy_async_commit();
+        staged_chunk = coming.chunk;
+        stage_chunk<Policy>(problem, tile, x, staged_chunk, shared);
       }
       copy_async_wait<0>();
       __syncthreads(); // the stage has landed for everyone, and everyone is done with the slot that is filled next

@@ -100,21 +100,23 @@ struct gather_problem
   conv_axis axis[3];
   static constexpr int tabulated = 4; ///< phases per axis that the launcher tabulates; kernels compute the others
   axis_phase table[3][tabulated];
-  int64_t batch        = 0;
-  int64_t in_channels  = 1;
-  int64_t out_channels = 1;
-  int64_t groups       = 1;
-  int64_t phases[3]    = {1, 1, 1}; ///< phases per axis; the last counts groups of phases_per_thread
-  int64_t tiles[3]     = {1, 1, 1}; ///< tiles per axis
-  int64_t phase_splits = 1;         ///< blocks that share the phases of a tile
-  int64_t split_phases = 1;         ///< phases per block
-  int64_t phase_stages = 1;         ///< entries in the list of stages of each phase
-  bool list_in_shared  = false;     ///< the lists of a block's phases are copied to shared memory
-  int tile_cells[3]    = {1, 1, 1}; ///< cells of a tile per axis; the last a multiple of cells_per_thread
-  bool staged          = true;      ///< the input tile fits shared memory; else inputs are read through the cache
-  int rows[2]          = {1, 1};    ///< staged extents along d and h
-  int width            = 1;         ///< staged extent along w
-  int left             = 0;         ///< staged elements left of the tile's first cell
+  int64_t batch         = 0;
+  int64_t in_channels   = 1;
+  int64_t out_channels  = 1;
+  int64_t groups        = 1;
+  int64_t phases[3]     = {1, 1, 1}; ///< phases per axis; the last counts groups of phases_per_thread
+  int64_t tiles[3]      = {1, 1, 1}; ///< tiles per axis
+  int64_t whole_tiles   = 0;         ///< tiles, the first ones, all of whose phases one block computes
+  int64_t phase_splits  = 1;         ///< blocks that share the phases of each of the other tiles
+  int64_t split_phases  = 1;         ///< phases per block there
+  bool last_split_first = false;     ///< the last phases have more taps than the first: they are started first
+  int64_t phase_stages  = 1;         ///< entries in the list of stages of each phase
+  bool list_in_shared   = false;     ///< the lists of a block's phases are copied to shared memory
+  int tile_cells[3]     = {1, 1, 1}; ///< cells of a tile per axis; the last a multiple of cells_per_thread
+  bool staged           = true;      ///< the input tile fits shared memory; else inputs are read through the cache
+  int rows[2]           = {1, 1};    ///< staged extents along d and h
+  int width             = 1;         ///< staged extent along w
+  int left              = 0;         ///< staged elements left of the tile's first cell
   bool quads        = false; ///< staged rows start and end on multiples of 4 elements of x: copied 16 bytes at a time
   int pitch         = 1;     ///< floats between staged rows
   int plane         = 1;     ///< floats between staged input channels
@@ -128,10 +130,15 @@ struct gather_problem
   {
     return r < tabulated ? table[a][r] : axis[a].phase(r);
   }
-  /// Blocks of work.
+  /// Tiles of cells and channels.
+  TCONV_HOST_DEVICE constexpr int64_t all_tiles() const
+  {
+    return batch * tiles[0] * tiles[1] * tiles[2] * taps.channel_tiles;
+  }
+  /// Work items: a tile with all its phases, or with one split of them. The channel tile is the fastest digit throughout.
   TCONV_HOST_DEVICE constexpr int64_t blocks() const
   {
-    return batch * tiles[0] * tiles[1] * tiles[2] * taps.channel_tiles * phase_splits;
+    return whole_tiles + (all_tiles() - whole_tiles) * phase_splits;
   }
   TCONV_HOST_DEVICE constexpr int64_t total_phases() const { return phases[0] * phases[1] * phases[2]; }
   /// Entries of all lists of stages.
@@ -150,10 +157,11 @@ struct gather_problem
     return ceil_div(chunk, stage_floats / (run * taps.tile_channels));
   }
   TCONV_HOST_DEVICE constexpr int64_t stage_channels(int64_t run) const { return ceil_div(chunk, pieces(run)); }
-  /// Bytes of the lists in shared memory.
+  /// Bytes of the lists of the most phases that one block computes.
   TCONV_HOST_DEVICE constexpr int64_t list_bytes() const
   {
-    return list_in_shared ? split_phases * phase_stages * static_cast<int64_t>(sizeof(gather_stage)) : 0;
+    return (whole_tiles > 0 ? total_phases() : split_phases) * phase_stages
+         * static_cast<int64_t>(sizeof(gather_stage));
   }
   /// Stages for one chunk and one row of \p count taps along w.
   TCONV_HOST_DEVICE constexpr int64_t row_stages(int64_t count) const

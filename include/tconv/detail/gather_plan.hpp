@@ -33,6 +33,7 @@ struct gather_traits
   int phases_per_thread;
   int cells_per_thread;
   int threads;
+  int min_blocks;
   int max_run;
   int cut_run;
   int64_t ring_bytes;
@@ -47,6 +48,7 @@ struct gather_traits
             Policy::phases_per_thread,
             Policy::cells_per_thread,
             Policy::threads,
+            Policy::min_blocks,
             Policy::max_run,
             Policy::cut_run,
             int64_t{4} * 2 * Policy::weight_stage_floats,
@@ -217,6 +219,28 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
   }
 }
 
+/// Spreads phases over blocks: those of the tiles that do not fill a wave of \p resident blocks, which are all tiles where
+/// there are few.
+inline void plan_splits(gather_problem& problem, int64_t resident)
+{
+  const int64_t tiles = problem.all_tiles();
+  const int64_t total = problem.total_phases();
+  // Whole groups of channel tiles, so that work items number positions the same way on both sides.
+  const int64_t rest  = tiles < resident ? tiles
+                                         : tiles % resident / problem.taps.channel_tiles * problem.taps.channel_tiles;
+  problem.whole_tiles = tiles - rest;
+  // Every split stages the input again, so a tail is cut into a few pieces only.
+  problem.phase_splits = std::min(
+    total, problem.whole_tiles > 0 ? tuning::gather_tail_splits : ceil_div(resident, std::max<int64_t>(rest, 1)));
+  problem.split_phases = ceil_div(total, problem.phase_splits);
+  problem.phase_splits = ceil_div(total, problem.split_phases);
+
+  const auto products = [&](const int64_t(&phase)[3]) {
+    return problem.axis[0].phase(phase[0]).count * problem.axis[1].phase(phase[1]).count;
+  };
+  problem.last_split_first = products({problem.phases[0] - 1, problem.phases[1] - 1, 0}) > products({0, 0, 0});
+}
+
 /// Plans the gather kernel for a valid canonical shape with at least one output. \p whole_rows: channel functors follow.
 inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_rows)
 {
@@ -283,17 +307,11 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
                   && entries <= tuning::gather_most_stages;
   }
 
-  // Few tiles: spread the phases over blocks.
-  const int64_t tiles  = std::max<int64_t>(problem.blocks(), 1);
-  const int64_t total  = problem.total_phases();
-  problem.phase_splits = std::min(total, ceil_div(tuning::gather_wanted_blocks, tiles));
-  problem.split_phases = ceil_div(total, problem.phase_splits);
-  problem.phase_splits = ceil_div(total, problem.split_phases);
+  plan_splits(problem, tuning::gather_multiprocessors * traits.min_blocks);
 
-  problem.list_in_shared = true;
   problem.list_in_shared = problem.staged && problem.list_bytes() <= traits.list_bytes;
   problem.weight_blocks  = static_cast<int>(std::min<int64_t>(ceil_div(taps.floats(), 256), 512));
-  plan.shared_bytes      = traits.ring_bytes + problem.list_bytes()
+  plan.shared_bytes      = traits.ring_bytes + (problem.list_in_shared ? problem.list_bytes() : 0)
                     + (problem.staged ? 16 * ceil_div(problem.staged_floats(), 4) : 0);
   return plan;
 }

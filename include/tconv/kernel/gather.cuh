@@ -154,7 +154,7 @@ struct reduce_moments
                            const gather_problem& problem,
                            const block::gather_tile& tile,
                            const block::gather_thread& thread,
-                           int64_t work_item,
+                           int64_t slot,
                            float* shared)
     {
       constexpr int warps = Policy::threads / 32;
@@ -178,8 +178,6 @@ struct reduce_moments
         }
       }
       __syncthreads();
-      const int64_t slot = (tile.n * problem.tiles[0] * problem.tiles[1] * problem.tiles[2] * problem.phase_splits)
-                         + work_item;
       for (int c = static_cast<int>(threadIdx.x); c < width; c += Policy::threads)
       {
         const int64_t channel = tile.channel_tile * width + c;
@@ -198,7 +196,7 @@ struct reduce_moments
   };
 };
 
-/// Transposed convolution tile by tile; \p Finish says what becomes of the outputs.
+/// Transposed convolution tile by tile; \p Finish says what becomes of the outputs. Follows prepare_gather on the stream.
 template <class Policy, class Finish>
 __global__ __launch_bounds__(Policy::threads,
                              Policy::min_blocks) void gather(const __grid_constant__ gather_problem problem,
@@ -213,13 +211,7 @@ __global__ __launch_bounds__(Policy::threads,
   __shared__ alignas(block::gather_phase) unsigned char scratch[sizeof(block::gather_phase)];
   // One copy for the block: registers are for accumulators.
   __shared__ block::gather_tile tile;
-  runtime::grid_dependency_wait();
 
-  bool broken = false;
-  for (int i = static_cast<int>(threadIdx.x); i < problem.weight_blocks; i += Policy::threads)
-  {
-    broken = broken || nonfinite[i] != 0;
-  }
   for (int64_t index = blockIdx.x; index < problem.blocks(); index += gridDim.x)
   {
     if (threadIdx.x == 0)
@@ -227,7 +219,18 @@ __global__ __launch_bounds__(Policy::threads,
       tile = problem.blocks() <= 0x7fffffff ? block::locate_tile(problem, static_cast<unsigned>(index))
                                             : block::locate_tile(problem, index);
     }
-    // Also the barrier that the tile needs.
+    __syncthreads();
+    if (problem.staged)
+    {
+      block::stage_chunk<Policy>(problem, tile, x, 0, reinterpret_cast<float*>(shared));
+    }
+    // x was complete before the preparing kernel let this one start; its results are not.
+    runtime::grid_dependency_wait();
+    bool broken = false;
+    for (int i = static_cast<int>(threadIdx.x); i < problem.weight_blocks; i += Policy::threads)
+    {
+      broken = broken || nonfinite[i] != 0;
+    }
     const bool finite                 = !__syncthreads_or(broken);
     const block::gather_thread thread = block::locate_thread<Policy>(problem, tile);
     typename Finish::template state<Policy> state;
@@ -245,11 +248,9 @@ __global__ __launch_bounds__(Policy::threads,
         state.add(finish, problem, tile, thread, block::number_phase<Policy>(problem, tile.first_phase + phase), sums);
       });
     __syncthreads();
-    // The work item without sample and channel tile: which part of the positions this was.
-    const int64_t per_sample = problem.tiles[0] * problem.tiles[1] * problem.tiles[2] * problem.phase_splits;
-    const int64_t item       = index / (problem.phase_splits * problem.taps.channel_tiles) * problem.phase_splits
-                       + index % problem.phase_splits;
-    state.done(finish, problem, tile, thread, item % per_sample, reinterpret_cast<float*>(shared));
+    // The work item without its channel tile: which part of the positions this was.
+    const int64_t slot = index / problem.taps.channel_tiles;
+    state.done(finish, problem, tile, thread, slot, reinterpret_cast<float*>(shared));
     __syncthreads(); // the tile is read by everyone until here
   }
 }

@@ -93,14 +93,7 @@ TCONV_DEVICE int64_t find_weight(const packed_taps& taps, Index index)
   const Index j         = rest % size;
   const int64_t tw      = residue + (taps.run_begin(run) + static_cast<int64_t>(j)) * taps.tap_step;
 
-  // The inverse of packed_column().
-  int channel = column;
-  if (Policy::channels_per_thread > 1)
-  {
-    const int quad = column / 4;
-    channel        = quad % taps.lanes * Policy::channels_per_thread + quad / taps.lanes * 4 + column % 4;
-  }
-  const int64_t co = tile * taps.tile_channels + channel;
+  const int64_t co = tile * taps.tile_channels + block::channel_of_column<Policy>(column, taps.lanes);
   if (co >= taps.out_channels)
   {
     return -1;
