@@ -87,6 +87,42 @@ double silu_bound(double v, double value)
   return 4.5 * ulp(value) + (v < -80 ? std::fmin(-v, 128.0) * 4 * 0x1p-149 : 0.0);
 }
 
+/// v + 3 (exact where it is small), the constant 1/6 and one product.
+double hardsigmoid_bound(double, double value)
+{
+  return 3.001 * 0x1p-24 * std::fabs(value);
+}
+
+/// hardsigmoid and one product.
+double hardswish_bound(double, double value)
+{
+  return 4.001 * 0x1p-24 * std::fabs(value) + 0.5 * 0x1p-149;
+}
+
+/// As documented at the functor.
+double mish_bound(double v, double value)
+{
+  return 6 * ulp(value) + (v < -80 ? std::fmin(-v, 128.0) * 2 * 0x1p-149 : 0.0);
+}
+
+/// expm1f, and one product.
+double elu_bound(double, double value)
+{
+  return 3 * ulp(value);
+}
+
+/// expf.
+double one_ulp(double, double value)
+{
+  return ulp(value);
+}
+
+/// What fp32 makes of a value beyond its range.
+double in_range(double value)
+{
+  return value >= 0x1.ffffffp127 ? static_cast<double>(tables::inf) : value;
+}
+
 /// The infinities are exact; a NaN is a NaN.
 testing::AssertionResult within(double got, double expected, double bound)
 {
@@ -126,7 +162,8 @@ void check_table(const Functor& functor,
   {
     const double expected = row.*column;
     const auto v          = static_cast<double>(row.v);
-    EXPECT_TRUE(within(static_cast<double>(functor(row.v)), expected, std::isinf(v) ? 0.0 : bound(v, expected)))
+    EXPECT_TRUE(
+      within(static_cast<double>(functor(row.v)), in_range(expected), std::isinf(v) ? 0.0 : bound(v, expected)))
       << "fp32 form at " << row.v;
     // Relative down to where fp32 has no more numbers.
     const double slack = std::isinf(v) ? 0.0 : std::fmax(reference_bound_of(v, expected), 1e-14 * 0x1p-149);
@@ -177,6 +214,48 @@ TEST(functors_table, clamp)
   check_table(tconv::clamp{2.0f, 1.0f}, &tables::pointwise_row::clamp_2_1, exact);
 }
 
+TEST(functors_table, hardsigmoid)
+{
+  check_table(tconv::hardsigmoid{}, &tables::pointwise_row::hardsigmoid, hardsigmoid_bound);
+}
+
+TEST(functors_table, hardswish)
+{
+  check_table(tconv::hardswish{}, &tables::pointwise_row::hardswish, hardswish_bound);
+}
+
+TEST(functors_table, softplus)
+{
+  check_table(tconv::softplus{}, &tables::pointwise_row::softplus, four_ulp);
+}
+
+TEST(functors_table, log_sigmoid)
+{
+  check_table(tconv::log_sigmoid{}, &tables::pointwise_row::log_sigmoid, four_ulp);
+}
+
+TEST(functors_table, mish)
+{
+  check_table(tconv::mish{}, &tables::pointwise_row::mish, mish_bound);
+}
+
+TEST(functors_table, elu)
+{
+  check_table(tconv::elu{}, &tables::pointwise_row::elu, elu_bound);
+  check_table(tconv::elu{1.7f}, &tables::pointwise_row::elu_17, elu_bound);
+}
+
+TEST(functors_table, exponential)
+{
+  check_table(tconv::exponential{}, &tables::pointwise_row::exponential, one_ulp);
+}
+
+TEST(functors_table, minimum_and_maximum)
+{
+  check_table(tconv::minimum{-1.5f}, &tables::pointwise_row::minimum_m15, exact);
+  check_table(tconv::maximum{-1.5f}, &tables::pointwise_row::maximum_m15, exact);
+}
+
 // Sweeps: floats 4099 bit patterns apart, both signs, all exponents, against formulas in long double (64 bits: 2^-40 of an fp32
 // ulp). A bound that only holds at the tabulated points would fail here.
 
@@ -194,15 +273,15 @@ void check_sweep(const Functor& functor, Exact exact_value, double (*bound)(doub
     {
       continue;
     }
-    const auto expected = static_cast<double>(exact_value(static_cast<long double>(v)));
-    const auto got      = static_cast<double>(functor(v));
-    const double limit  = bound(static_cast<double>(v), expected);
+    const double expected = in_range(static_cast<double>(exact_value(static_cast<long double>(v))));
+    const auto got        = static_cast<double>(functor(v));
+    const double limit    = bound(static_cast<double>(v), expected);
     // The exact value itself was rounded to double.
     if (!within(got, expected, limit * (1 + 1e-12) + 1e-300) && ++failures <= 3)
     {
       ADD_FAILURE() << "at " << v << ": " << within(got, expected, limit).message();
     }
-    const double error = std::fabs(got - expected) / ulp(expected);
+    const double error = got == expected ? 0.0 : std::fabs(got - expected) / ulp(expected);
     if (error > worst)
     {
       worst = error;
@@ -264,6 +343,65 @@ TEST(functors_sweep, relu_leaky_relu_clamp)
                                                                     : v; }, exact);
 }
 
+TEST(functors_sweep, hardsigmoid_and_hardswish)
+{
+  const auto gate = [](long double v) { return v < -3 ? 0.0L : v > 3 ? 1.0L : (v + 3) / 6; };
+  check_sweep(tconv::hardsigmoid{}, gate, hardsigmoid_bound);
+  check_sweep(
+    tconv::hardswish{}, [gate](long double v) { return v * gate(v); }, hardswish_bound);
+}
+
+TEST(functors_sweep, softplus_and_log_sigmoid)
+{
+  const auto exact_value = [](long double v) { return std::fmax(v, 0.0L) + std::log1p(std::exp(-std::fabs(v))); };
+  check_sweep(tconv::softplus{}, exact_value, four_ulp);
+  check_sweep(
+    tconv::log_sigmoid{}, [exact_value](long double v) { return -exact_value(-v); }, four_ulp);
+}
+
+TEST(functors_sweep, mish)
+{
+  check_sweep(
+    tconv::mish{}, [](long double v) { return v * std::tanh(std::log1p(std::exp(v))); }, mish_bound);
+}
+
+TEST(functors_sweep, elu_and_exponential)
+{
+  check_sweep(
+    tconv::elu{}, [](long double v) { return v > 0 ? v : std::expm1(v); }, elu_bound);
+  check_sweep(
+    tconv::elu{0.3f},
+    [](long double v) { return v > 0 ? v : static_cast<long double>(0.3f) * std::expm1(v); },
+    elu_bound);
+  check_sweep(
+    tconv::exponential{}, [](long double v) { return std::exp(v); }, one_ulp);
+}
+
+TEST(functors_sweep, minimum_and_maximum)
+{
+  check_sweep(
+    tconv::minimum{0.75f}, [](long double v) { return v < 0.75L ? v : 0.75L; }, exact);
+  check_sweep(
+    tconv::maximum{-0.75f}, [](long double v) { return v > -0.75L ? v : -0.75L; }, exact);
+}
+
+TEST(functors_sweep, log_one_plus)
+{
+  // The polynomial alone, over its whole domain: its fit is below 6e-9, the rest are four roundings.
+  double worst = 0;
+  for (std::uint32_t bits = 0; bits <= 0x3f800000U; bits += 257U)
+  {
+    float e = 0.0f;
+    std::memcpy(&e, &bits, sizeof e);
+    const auto expected = static_cast<double>(std::log1p(static_cast<long double>(e)));
+    const auto got      = static_cast<double>(tconv::detail::log_one_plus(e));
+    worst               = std::fmax(worst, std::fabs(got - expected) / ulp(expected));
+  }
+  EXPECT_LE(worst, 3.0);
+  EXPECT_EQ(tconv::detail::log_one_plus(0.0f), 0.0f);
+  testing::Test::RecordProperty("worst_ulp", std::to_string(worst));
+}
+
 // What the tables cannot say.
 
 TEST(functors, nan_comes_out_of_every_functor)
@@ -283,6 +421,21 @@ TEST(functors, nan_comes_out_of_every_functor)
     EXPECT_TRUE(std::isnan(tconv::silu{}(v)));
     EXPECT_TRUE(std::isnan(tconv::clamp{}(v)));
     EXPECT_TRUE(std::isnan((tconv::clamp{2.0f, 1.0f}(v))));
+    EXPECT_TRUE(std::isnan(tconv::hardsigmoid{}(v)));
+    EXPECT_TRUE(std::isnan(tconv::hardswish{}(v)));
+    EXPECT_TRUE(std::isnan(tconv::softplus{}(v)));
+    EXPECT_TRUE(std::isnan(tconv::log_sigmoid{}(v)));
+    EXPECT_TRUE(std::isnan(tconv::mish{}(v)));
+    EXPECT_TRUE(std::isnan(tconv::elu{}(v)));
+    EXPECT_TRUE(std::isnan(tconv::elu{0.0f}(v)));
+    EXPECT_TRUE(std::isnan(tconv::exponential{}(v)));
+    EXPECT_TRUE(std::isnan(tconv::minimum{1.0f}(v)));
+    EXPECT_TRUE(std::isnan(tconv::maximum{1.0f}(v)));
+    EXPECT_TRUE(std::isnan(tconv::minimum{v}(1.0f))) << "a constant of NaN, as torch.minimum";
+    EXPECT_TRUE(std::isnan(tconv::maximum{v}(1.0f)));
+    EXPECT_TRUE(std::isnan(tconv::sample_bias(b, 1).bind(at)(v)));
+    EXPECT_TRUE(std::isnan(tconv::sample_scale(zero, 1).bind(at)(v)));
+    EXPECT_TRUE(std::isnan(tconv::sample_affine(zero, b, 1).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::bias(b).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::bias(nullptr).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::scale(b).bind(at)(v)));
@@ -312,6 +465,20 @@ TEST(functors, nan_comes_out_of_every_reference)
   EXPECT_TRUE(std::isnan(apply(tconv::silu{})));
   EXPECT_TRUE(std::isnan(apply(tconv::clamp{})));
   EXPECT_TRUE(std::isnan(apply(tconv::clamp{2.0f, 1.0f})));
+  EXPECT_TRUE(std::isnan(apply(tconv::hardsigmoid{})));
+  EXPECT_TRUE(std::isnan(apply(tconv::hardswish{})));
+  EXPECT_TRUE(std::isnan(apply(tconv::softplus{})));
+  EXPECT_TRUE(std::isnan(apply(tconv::log_sigmoid{})));
+  EXPECT_TRUE(std::isnan(apply(tconv::mish{})));
+  EXPECT_TRUE(std::isnan(apply(tconv::elu{})));
+  EXPECT_TRUE(std::isnan(apply(tconv::exponential{})));
+  EXPECT_TRUE(std::isnan(apply(tconv::minimum{1.0f})));
+  EXPECT_TRUE(std::isnan(apply(tconv::maximum{1.0f})));
+  EXPECT_TRUE(std::isnan(tconv::reference::evaluate(tconv::minimum{nan}, 1.0)));
+  EXPECT_TRUE(std::isnan(tconv::reference::evaluate(tconv::maximum{nan}, 1.0)));
+  EXPECT_TRUE(std::isnan(apply(tconv::sample_bias(b, 1))));
+  EXPECT_TRUE(std::isnan(apply(tconv::sample_scale(zero, 1))));
+  EXPECT_TRUE(std::isnan(apply(tconv::sample_affine(zero, b, 1))));
   EXPECT_TRUE(std::isnan(apply(tconv::bias(b))));
   EXPECT_TRUE(std::isnan(apply(tconv::scale(0.0f))));
   EXPECT_TRUE(std::isnan(apply(tconv::affine(zero, b))));
@@ -427,6 +594,39 @@ TEST(linear_functors, operands_are_read_per_channel)
   }
 }
 
+TEST(linear_functors, operands_are_read_per_sample_and_channel)
+{
+  // Three samples of two channels; rows of five, as if they were part of a wider tensor.
+  float values[15];
+  float others[15];
+  for (int i = 0; i < 15; ++i)
+  {
+    values[i] = static_cast<float>(i + 1);
+    others[i] = static_cast<float>(-10 * i);
+  }
+  for (const std::int64_t stride : {2, 5, 0})
+  {
+    for (std::int64_t n = 0; n < 3; ++n)
+    {
+      for (std::int64_t c = 0; c < 2; ++c)
+      {
+        const tconv::coordinate at{n, c};
+        const std::int64_t i = n * stride + c;
+        EXPECT_EQ(tconv::sample_bias(values, stride).bind(at)(0.5f), 0.5f + values[i]);
+        EXPECT_EQ(tconv::sample_scale(values, stride).bind(at)(0.5f), 0.5f * values[i]);
+        EXPECT_EQ(tconv::sample_affine(values, others, stride).bind(at)(2.0f), 2.0f * values[i] + others[i]);
+      }
+    }
+  }
+  double y[] = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0};
+  tconv::reference::apply(tconv::chain(tconv::sample_affine(values, others, 5)), y, 3, 2, 1);
+  for (int i = 0; i < 6; ++i)
+  {
+    const int at = i / 2 * 5 + i % 2;
+    EXPECT_EQ(y[i], static_cast<double>(values[at] + others[at])) << "reference, element " << i;
+  }
+}
+
 TEST(linear_functors, batch_norm_against_the_table)
 {
   const tconv::coordinate at{};
@@ -522,6 +722,9 @@ TEST(linear_functors, slope_is_the_derivative)
   check(tconv::scale(b).bind({}));
   check(tconv::affine(b, c).bind({}));
   check(tconv::batch_norm(b, c, d, b).bind({}));
+  check(tconv::sample_bias(b, 1).bind({}));
+  check(tconv::sample_scale(c, 1).bind({}));
+  check(tconv::sample_affine(b, c, 1).bind({}));
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 
 #include "../common/random.hpp"
 #include "../tables/functor_tables.hpp"
+#include "shared_row.hpp"
 
 #include <tconv/reference/chain.hpp>
 #include <tconv/reference/softmax.hpp>
@@ -14,12 +15,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 namespace
@@ -27,6 +25,7 @@ namespace
 
 using floats  = std::vector<float>;
 using doubles = std::vector<double>;
+using tconv_test::shared_row;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan      = std::numeric_limits<float>::quiet_NaN();
@@ -44,107 +43,6 @@ doubles by_reference(const floats& row)
   tconv::reference::evaluate(tconv::channel_softmax{}, result);
   return result;
 }
-
-/// Four threads, of which thread k holds channels k, k + 4, ..., plus a padding lane: what a quad of a tensor-core fragment or a
-/// block looks like, on the CPU.
-class shared_row
-{
-public:
-  static constexpr int threads = 4;
-
-  /// What one thread sees.
-  class part
-  {
-  public:
-    part(shared_row& whole, int rank) : whole_(whole), rank_(rank)
-    {
-      for (std::size_t c = static_cast<std::size_t>(rank); c < whole.channels_.size(); c += threads)
-      {
-        values_.push_back(whole.channels_[c]);
-      }
-      valid_ = static_cast<int>(values_.size());
-      values_.push_back(nan); // a padding lane holds garbage
-    }
-
-    int size() const { return static_cast<int>(values_.size()); }
-    float& operator[](int i) { return values_[static_cast<std::size_t>(i)]; }
-    std::int64_t channel(int i) const { return rank_ + threads * i; }
-    bool valid(int i) const { return i < valid_; }
-    template <class Op>
-    float all_reduce(float v, Op op)
-    {
-      return whole_.all_reduce(rank_, v, op);
-    }
-    void store()
-    {
-      for (int i = 0; i < valid_; ++i)
-      {
-        whole_.channels_[static_cast<std::size_t>(channel(i))] = (*this)[i];
-      }
-    }
-
-  private:
-    shared_row& whole_;
-    int rank_;
-    int valid_;
-    floats values_;
-  };
-
-  explicit shared_row(const floats& channels) : channels_(channels) {}
-
-  /// Runs \p functor on all threads and returns the channels.
-  template <class Functor>
-  floats run(const Functor& functor)
-  {
-    std::vector<part> parts;
-    for (int rank = 0; rank < threads; ++rank)
-    {
-      parts.emplace_back(*this, rank);
-    }
-    std::vector<std::thread> running;
-    for (part& p : parts)
-    {
-      running.emplace_back([&functor, &p] { functor(p); });
-    }
-    for (std::thread& t : running)
-    {
-      t.join();
-    }
-    for (part& p : parts)
-    {
-      p.store();
-    }
-    return channels_;
-  }
-
-private:
-  template <class Op>
-  float all_reduce(int rank, float v, Op op)
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    contribution_[rank] = v;
-    if (++arrived_ == threads)
-    {
-      // A butterfly, as warp shuffles do it.
-      result_  = op(op(contribution_[0], contribution_[1]), op(contribution_[2], contribution_[3]));
-      arrived_ = 0;
-      ++round_;
-      done_.notify_all();
-      return result_;
-    }
-    const int round = round_;
-    done_.wait(lock, [&] { return round_ != round; });
-    return result_;
-  }
-
-  floats channels_;
-  float contribution_[threads] = {};
-  float result_                = 0;
-  int arrived_                 = 0;
-  int round_                   = 0;
-  std::mutex mutex_;
-  std::condition_variable done_;
-};
 
 floats by_four_threads(const floats& row)
 {
@@ -385,6 +283,7 @@ TEST(row, thread_row_holds_every_channel)
     EXPECT_TRUE(row.valid(i));
     EXPECT_EQ(row.channel(i), i);
   }
+  EXPECT_EQ(row.channels(), 3);
   row[1] = 7.0f;
   EXPECT_EQ(values[1], 7.0f) << "a view, not a copy";
   EXPECT_EQ(row.all_reduce(5.0f, tconv::plus{}), 5.0f);
@@ -409,6 +308,36 @@ TEST(row, reductions_skip_padding_lanes)
     }
   };
   EXPECT_EQ(shared_row({-1.0f, -2.0f, -7.0f}).run(peak), floats(3, -1.0f));
+}
+
+TEST(row, reductions_without_a_map_and_fill)
+{
+  const auto largest = [](auto& row) {
+    tconv::fill_row(row, tconv::reduce_row(row, -infinity, tconv::maximum_propagating_nan{}));
+  };
+  EXPECT_EQ(shared_row({-1.0f, -2.0f, -7.0f, -0.5f, -3.0f}).run(largest), floats(5, -0.5f));
+  float values[] = {1.0f, 2.0f};
+  tconv::thread_row row(values, 2);
+  tconv::fill_row(row, 7.0f);
+  EXPECT_EQ(values[0], 7.0f);
+  EXPECT_EQ(values[1], 7.0f);
+}
+
+TEST(row, extrema_that_propagate_nan)
+{
+  constexpr tconv::maximum_propagating_nan max{};
+  constexpr tconv::minimum_propagating_nan min{};
+  EXPECT_EQ(max(1.0f, 2.0f), 2.0f);
+  EXPECT_EQ(max(2.0f, 1.0f), 2.0f);
+  EXPECT_EQ(max(-infinity, -3.0f), -3.0f);
+  EXPECT_EQ(min(1.0f, 2.0f), 1.0f);
+  EXPECT_EQ(min(2.0f, 1.0f), 1.0f);
+  EXPECT_EQ(min(infinity, 3.0f), 3.0f);
+  for (const float other : {0.0f, -infinity, infinity, nan})
+  {
+    EXPECT_TRUE(std::isnan(max(nan, other)) && std::isnan(max(other, nan))) << other;
+    EXPECT_TRUE(std::isnan(min(nan, other)) && std::isnan(min(other, nan))) << other;
+  }
 }
 
 TEST(row, maximum_ignoring_nan_is_what_it_says)

@@ -61,6 +61,27 @@ def silu(v):
     return mp.mpf(v) * sigmoid(v)
 
 
+def hardsigmoid(v):
+    return mp.mpf(min(max(mp.mpf(v) + 3, 0), 6)) / 6
+
+
+def softplus(v):
+    # log(1 + exp(v)) with the larger term taken out: 60 digits say nothing of exp(-1000) beside 1.
+    v = mp.mpf(v)
+    return max(v, mp.mpf(0)) + mp.log1p(mp.exp(-abs(v)))
+
+
+def mish(v):
+    # tanh(log(w)) = (w - 1/w) / (w + 1/w) with w = 1 + exp(v); w^2 - 1 = exp(v) (2 + exp(v)).
+    v = mp.mpf(v)
+    e = mp.exp(min(v, mp.mpf(1000)))
+    return v * (e * (2 + e)) / (e * (2 + e) + 2)
+
+
+def elu(alpha):
+    return lambda v: mp.mpf(v) if v >= 0 else mp.mpf(f32(alpha)) * mp.expm1(mp.mpf(v))
+
+
 # name, function, limits at -inf and +inf
 POINTWISE = [
     ("relu", relu, 0.0, INF),
@@ -74,6 +95,16 @@ POINTWISE = [
     ("clamp_0_1", clamp(0.0, 1.0), 0.0, 1.0),
     ("clamp_m2_25", clamp(-2.0, 2.5), -2.0, 2.5),
     ("clamp_2_1", clamp(2.0, 1.0), 1.0, 1.0),  # low > high: torch.clamp gives high
+    ("hardsigmoid", hardsigmoid, 0.0, 1.0),
+    ("hardswish", lambda v: mp.mpf(v) * hardsigmoid(v), 0.0, INF),
+    ("softplus", softplus, 0.0, INF),
+    ("log_sigmoid", lambda v: -softplus(-v), -INF, 0.0),
+    ("mish", mish, 0.0, INF),
+    ("elu", elu(1.0), -1.0, INF),
+    ("elu_17", elu(1.7), -f32(1.7), INF),
+    ("exponential", lambda v: mp.exp(mp.mpf(v)), 0.0, INF),
+    ("minimum_m15", lambda v: mp.mpf(min(v, -1.5)), -INF, -1.5),
+    ("maximum_m15", lambda v: mp.mpf(max(v, -1.5)), -1.5, INF),
 ]
 
 # v, factor, offset
@@ -98,7 +129,19 @@ SOFTMAX = [
     [88.0, 89.0, 90.0, 91.0], [-1000.0, 0.0, 1000.0], [-1e7, -1e7, -1e7 + 1], [3e38, -3e38, 3e38],
     [-40.11, 94.7, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [-80.0, -90.0, -100.0, -110.0, -180.0],
     [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [1e-40, 0.0, -1e-40], [-INF, 0.0, 1.0], [-INF, -INF, -3.0, -INF],
+    [-1e7, -1e7, -1e7], [-1e7, -1e7 + 1, -1e7 + 1], [-30000.0, -30000.0, -29984.0], [3.0, -20.0, -30.0],
 ]  # fmt: skip
+
+# Rows of channels for the reductions and for layer normalisation: offsets that swallow the differences, cancelling sums, tails.
+CHANNELS = [
+    [0.0], [-5.0], [0.25, 0.25], [1.0, 2.0, 3.0, 4.0], [-1.0, 0.5, 0.25, -0.125, 3.0], [1e30, -1e30, 1.0],
+    [65536.125, 65535.875, 65536.125, 65535.875], [1e4 + 0.5, 1e4, 1e4 - 0.25, 1e4 + 1.0, 1e4], [1e-30, -2e-30, 3e-30],
+    [1e-40, 0.0, -3e-40], [0.1, 0.1, 0.1], [1e7, 1e7, 1e7, 1e7, 1e7, 1e7, 1e7], [-0.7, 0.3, 0.9, -1.3, 0.2, 2.1, -0.4, 0.6],
+    [1e15, -1e15, 2e15], [100.0, 0.1, -0.2, 0.3, 0.05, -0.15, 0.25, 0.0], [-3.0, -2.0], [1e-3, 2e-3, 1.0],
+]  # fmt: skip
+GAMMA = [1.5, -0.75, 0.3, 2.0, -1.0, 0.0, 0.125, 3.7]
+BETA = [0.1, -0.2, 0.0, 4.0, -0.5, 0.7, 1e-3, 10.0]
+EPS = [1e-5, 0.0]
 WIDTH = max(map(len, SOFTMAX))
 
 
@@ -106,6 +149,31 @@ def softmax(row):
     peak = max(row)
     e = [mp.mpf(0) if v == -INF else mp.exp(mp.mpf(v) - mp.mpf(peak)) for v in row]
     return [v / sum(e) for v in e]
+
+
+def logsumexp(row):
+    peak = mp.mpf(max(row))
+    return peak + mp.log(sum(mp.mpf(0) if v == -INF else mp.exp(mp.mpf(v) - peak) for v in row))
+
+
+def log_softmax(row):
+    # Logits are fp32 numbers: 60 digits hold their differences exactly.
+    total = logsumexp(row)
+    return [-INF if v == -INF else mp.mpf(v) - total for v in row]
+
+
+def layer_norm(row, eps):
+    row, eps = [mp.mpf(v) for v in row], mp.mpf(f32(eps))
+    mean = sum(row) / len(row)
+    radicand = sum((v - mean) ** 2 for v in row) / len(row) + eps
+    gamma, beta = ([mp.mpf(f32(v)) for v in values] for values in (GAMMA, BETA))
+    return [b if radicand == 0 else g * (v - mean) / mp.sqrt(radicand) + b for v, g, b in zip(row, gamma, beta)]
+
+
+def deviation(row):
+    row = [mp.mpf(v) for v in row]
+    mean = sum(row) / len(row)
+    return mp.sqrt(sum((v - mean) ** 2 for v in row) / len(row))
 
 
 def single(v):
@@ -167,12 +235,28 @@ def main():
     out += ["};", "", "/// gamma * (v - mean) / sqrt(variance + eps) + beta, and beta where variance + eps = 0.", "struct batch_norm_row", "{"]
     out += ["  float v, mean, variance, gamma, beta, eps;", "  double value;", "};", "", "inline constexpr batch_norm_row batch_norm[] = {"]
     out += ["  {" + ", ".join([single(x) for x in row] + [double(batch_norm(*row))]) + "}," for row in BATCH_NORM]
-    out += ["};", "", "/// A row of channels and its softmax.", "struct softmax_row", "{", "  int channels;"]
-    out += [f"  float logits[{WIDTH}];", f"  double values[{WIDTH}];", "};", "", "inline constexpr softmax_row softmax[] = {"]
+    out += ["};", "", "/// A row of channels, its softmax, log-softmax and logsumexp.", "struct softmax_row", "{", "  int channels;"]
+    out += [f"  float logits[{WIDTH}];", f"  double values[{WIDTH}];", f"  double logarithms[{WIDTH}];", "  double logsumexp;"]
+    out += ["};", "", "inline constexpr softmax_row softmax[] = {"]
     for row in SOFTMAX:
         row = [f32(v) for v in row]
-        logits, values = (", ".join(map(form, data)) for form, data in ((single, row), (double, softmax(row))))
-        out.append(f"  {{{len(row)}, {{{logits}}}, {{{values}}}}},")
+        logits, values, logarithms = (
+            ", ".join(map(form, data)) for form, data in ((single, row), (double, softmax(row)), (double, log_softmax(row)))
+        )
+        out.append(f"  {{{len(row)}, {{{logits}}}, {{{values}}}, {{{logarithms}}}, {double(logsumexp(row))}}},")
+    out += ["};", "", "/// Operands of the layer normalisations below."]
+    for name, data in ("gamma", GAMMA), ("beta", BETA):
+        out += [f"inline constexpr float layer_norm_{name}[] = {{{', '.join(map(single, data))}}};"]
+    out += [f"inline constexpr float layer_norm_eps[] = {{{', '.join(map(single, EPS))}}};"]
+    out += ["", "/// A row of channels, its reductions, its standard deviation (biased) and its layer normalisations, one per eps."]
+    out += ["struct channel_row", "{", "  int channels;", f"  float v[{len(GAMMA)}];", "  double min, max, sum, mean, deviation;"]
+    out += [f"  double layer_norm[{len(EPS)}][{len(GAMMA)}];", "};", "", "inline constexpr channel_row channels[] = {"]
+    for row in CHANNELS:
+        row = [f32(v) for v in row]
+        total = sum(map(mp.mpf, row))
+        numbers = [min(row), max(row), total, total / len(row), deviation(row)]
+        norms = ", ".join("{" + ", ".join(map(double, layer_norm(row, eps))) + "}" for eps in EPS)
+        out.append(f"  {{{len(row)}, {{{', '.join(map(single, row))}}}, {', '.join(map(double, numbers))}, {{{norms}}}}},")
     out += ["};", "", "} // namespace tables", "} // namespace tconv_test"]
     path = pathlib.Path(__file__).with_name("functor_tables.hpp")
     path.write_text("\n".join(out) + "\n")

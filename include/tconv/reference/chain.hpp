@@ -5,10 +5,13 @@
 /// A chain applied to a whole tensor in double. Operands of the functors are read on the CPU: build the chain from host
 /// pointers.
 
+#include "channel_reduction.hpp"
 #include "functors.hpp"
+#include "layer_norm.hpp"
 #include "softmax.hpp"
 
 #include <cstddef>
+#include <vector>
 
 TCONV_NAMESPACE_BEGIN
 
@@ -18,37 +21,51 @@ namespace reference
 namespace detail
 {
 
-/// One functor on a whole tensor.
+/// One channel functor on a whole tensor; one that reduces the channels leaves [batch, 1, positions] at the front of \p y.
 template <class F>
-void apply_functor(const F& functor, double* y, int64_t batch, int64_t channels, int64_t positions)
+void apply_to_rows(const F& functor, double* y, int64_t batch, int64_t channels, int64_t positions)
+{
+  std::vector<double> row;
+  const auto at = [&](int64_t n, int64_t count, int64_t c, int64_t p) { return (n * count + c) * positions + p; };
+  for (int64_t n = 0; n < batch; ++n)
+  {
+    for (int64_t p = 0; p < positions; ++p)
+    {
+      row.clear();
+      for (int64_t c = 0; c < channels; ++c)
+      {
+        row.push_back(y[at(n, channels, c, p)]);
+      }
+      evaluate(functor, row);
+      // What is written lies at or before the row that was read: no later row is touched.
+      const auto count = static_cast<int64_t>(row.size());
+      for (int64_t c = 0; c < count; ++c)
+      {
+        y[at(n, count, c, p)] = row[static_cast<std::size_t>(c)];
+      }
+    }
+  }
+}
+
+/// One pointwise functor on a whole tensor.
+template <class F>
+void apply_to_values(const F& functor, double* y, int64_t batch, int64_t channels, int64_t positions)
 {
   for (int64_t n = 0; n < batch; ++n)
   {
-    double* sample = y + n * channels * positions;
-    if constexpr (tconv::detail::across_channels<F>::value)
+    for (int64_t c = 0; c < channels; ++c)
     {
-      std::vector<double> row(static_cast<std::size_t>(channels));
+      const auto bound = detail::bind(functor, coordinate{n, c});
+      double* values   = y + (n * channels + c) * positions;
       for (int64_t p = 0; p < positions; ++p)
       {
-        for (int64_t c = 0; c < channels; ++c)
+        if constexpr (tconv::detail::is_per_position<F>::value)
         {
-          row[static_cast<std::size_t>(c)] = sample[c * positions + p];
+          values[p] = bound.reference(values[p], p);
         }
-        evaluate(functor, row);
-        for (int64_t c = 0; c < channels; ++c)
+        else
         {
-          sample[c * positions + p] = row[static_cast<std::size_t>(c)];
-        }
-      }
-    }
-    else
-    {
-      for (int64_t c = 0; c < channels; ++c)
-      {
-        const auto bound = detail::bind(functor, coordinate{n, c});
-        for (int64_t p = 0; p < positions; ++p)
-        {
-          sample[c * positions + p] = evaluate_any(bound, sample[c * positions + p]);
+          values[p] = evaluate_any(bound, values[p]);
         }
       }
     }
@@ -58,16 +75,29 @@ void apply_functor(const F& functor, double* y, int64_t batch, int64_t channels,
 } // namespace detail
 
 /// The empty chain changes nothing.
-inline void apply(const chain<>&, double*, int64_t, int64_t, int64_t) {}
-
-/// Applies \p functors in place to \p y [batch, channels, positions], with reference definitions throughout.
-///
-/// A user's channel functor needs an overload evaluate(const Functor&, std::vector<double>& row) beside it.
-template <class First, class... Rest>
-void apply(const chain<First, Rest...>& functors, double* y, int64_t batch, int64_t channels, int64_t positions)
+inline int64_t apply(const chain<>&, double*, int64_t, int64_t channels, int64_t)
 {
-  detail::apply_functor(functors.first, y, batch, channels, positions);
-  apply(functors.rest, y, batch, channels, positions);
+  return channels;
+}
+
+/// Applies \p functors in place to \p y [batch, channels, positions], with reference definitions throughout. Returns how many
+/// channels are left: behind a functor that reduces them 1, and y holds [batch, 1, positions] at its front.
+///
+/// A user's channel functor needs an overload evaluate(const Functor&, std::vector<double>& row) beside it; one that reduces
+/// the channels leaves one element in the row.
+template <class First, class... Rest>
+int64_t apply(const chain<First, Rest...>& functors, double* y, int64_t batch, int64_t channels, int64_t positions)
+{
+  if constexpr (tconv::detail::across_channels<First>::value)
+  {
+    detail::apply_to_rows(functors.first, y, batch, channels, positions);
+  }
+  else
+  {
+    detail::apply_to_values(functors.first, y, batch, channels, positions);
+  }
+  const int64_t left = tconv::detail::reduces_channels<First>::value ? 1 : channels;
+  return apply(functors.rest, y, batch, left, positions);
 }
 
 } // namespace reference

@@ -59,6 +59,54 @@ inline double evaluate(const silu&, double v)
   return v == -std::numeric_limits<double>::infinity() ? -0.0 : v / (1.0 + std::exp(-v));
 }
 
+inline double evaluate(const hardsigmoid&, double v)
+{
+  return v <= -3.0 ? 0.0 : v >= 3.0 ? 1.0 : (v + 3.0) / 6.0;
+}
+
+inline double evaluate(const hardswish&, double v)
+{
+  return v <= -3.0 ? -0.0 : v >= 3.0 ? v : v * (v + 3.0) / 6.0;
+}
+
+inline double evaluate(const softplus&, double v)
+{
+  // exp(-40) is below the last digit of 40.
+  return v > 40.0 ? v : std::log1p(std::exp(v));
+}
+
+inline double evaluate(const log_sigmoid&, double v)
+{
+  return v < -40.0 ? v : -std::log1p(std::exp(-v));
+}
+
+inline double evaluate(const mish&, double v)
+{
+  return v == -std::numeric_limits<double>::infinity() ? -0.0 : v * std::tanh(std::log1p(std::exp(v)));
+}
+
+inline double evaluate(const elu& f, double v)
+{
+  return v >= 0.0 ? v : static_cast<double>(f.alpha) * std::expm1(v);
+}
+
+inline double evaluate(const exponential&, double v)
+{
+  return std::exp(v);
+}
+
+inline double evaluate(const minimum& f, double v)
+{
+  const auto value = static_cast<double>(f.value);
+  return std::isnan(v) || std::isnan(value) ? v + value : std::fmin(v, value);
+}
+
+inline double evaluate(const maximum& f, double v)
+{
+  const auto value = static_cast<double>(f.value);
+  return std::isnan(v) || std::isnan(value) ? v + value : std::fmax(v, value);
+}
+
 inline double evaluate(const clamp& f, double v)
 {
   if (std::isnan(v))
@@ -83,14 +131,19 @@ inline double evaluate(const affine::bound& f, double v)
   return static_cast<double>(f.factor) * v + static_cast<double>(f.offset);
 }
 
+inline double evaluate(const centred_affine::bound& f, double v)
+{
+  return static_cast<double>(f.map.slope) * (v - static_cast<double>(f.map.centre)) + static_cast<double>(f.map.offset);
+}
+
 /// batch_norm of one channel in double, from the layer's own parameters and not from the slope that the fp32 form derives.
 struct batch_norm_channel
 {
-  double mean;
-  double variance;
-  double gamma;
-  double beta;
-  double eps;
+  double mean;     ///< stored mean
+  double variance; ///< stored variance
+  double gamma;    ///< weight, 1 where the layer has none
+  double beta;     ///< bias, 0 where the layer has none
+  double eps;      ///< added to the variance under the root, >= 0
 };
 
 inline double evaluate(const batch_norm_channel& f, double v)

@@ -2,11 +2,17 @@
 #pragma once
 
 /// \file
-/// Linear functors with per-channel operands: bias, scale, affine and BatchNorm in eval mode.
+/// Linear functors with operands: bias, scale, affine and BatchNorm in eval mode, with one value per channel; sample_bias,
+/// sample_scale and sample_affine with one per sample and channel.
 ///
 /// A functor with operands is *bound* to a channel first: bind(coordinate) reads its operands once and returns a plain
-/// functor float -> float, which is then applied to every position of that channel. Operands are fp32 arrays of out_channels
-/// elements in device memory (in host memory when the chain runs on the CPU).
+/// functor float -> float, which is then applied to every position of that channel. Operands are fp32 arrays in device memory
+/// (in host memory when the chain runs on the CPU), of out_channels elements or of [batch, out_channels]. Behind a functor
+/// that reduces the channels, out_channels is 1.
+///
+/// Two traits say what an algebra on whole tensors may assume: `linear`, that the functor commutes with means over the
+/// positions of one sample and channel; `per_sample`, that the map differs between samples, so that it does not commute with
+/// statistics over the batch.
 
 #include "../detail/math.hpp"
 
@@ -15,16 +21,16 @@ TCONV_NAMESPACE_BEGIN
 /// What a functor may depend on: the sample and the output channel.
 struct coordinate
 {
-  int64_t n       = 0;
-  int64_t channel = 0;
+  int64_t n       = 0; ///< sample, in [0, batch)
+  int64_t channel = 0; ///< in [0, out_channels); behind a functor that reduces the channels 0
 };
 
 /// v -> slope * (v - centre) + offset. The centred form keeps a value equal to the centre at exactly offset.
 struct linear_map
 {
-  float centre = 0.0f;
-  float slope  = 1.0f;
-  float offset = 0.0f;
+  float centre = 0.0f; ///< subtracted first
+  float slope  = 1.0f; ///< factor of the difference
+  float offset = 0.0f; ///< added last; the result for centre
 
   TCONV_HOST_DEVICE float operator()(float v) const { return ::fmaf(slope, v - centre, offset); }
   /// The same in double: how a pooled or averaged value passes through the chain without rounding in between.
@@ -60,6 +66,7 @@ struct scale
 {
   static constexpr bool linear = true;
 
+  /// One \p factor for all channels.
   TCONV_HOST_DEVICE explicit scale(float factor) : factor_(factor) {}
   /// \p factors [out_channels], not null.
   TCONV_HOST_DEVICE explicit scale(const float* factors) : factors_(factors) {}
@@ -107,6 +114,105 @@ private:
   const float* offsets_;
 };
 
+namespace detail
+{
+
+/// An operand of [batch, out_channels].
+struct sample_operand
+{
+  const float* values;
+  int64_t sample_stride;
+
+  TCONV_HOST_DEVICE float at(const coordinate& c) const { return values[c.n * sample_stride + c.channel]; }
+};
+
+} // namespace detail
+
+/// v + b[n, channel].
+struct sample_bias
+{
+  static constexpr bool linear     = true;
+  static constexpr bool per_sample = true;
+
+  /// \p values [batch, out_channels], not null; \p sample_stride: elements from one sample to the next, out_channels where
+  /// nothing lies between.
+  TCONV_HOST_DEVICE sample_bias(const float* values, int64_t sample_stride) : values_{values, sample_stride} {}
+
+  using bound = bias::bound;
+  TCONV_HOST_DEVICE bound bind(const coordinate& at) const { return {values_.at(at)}; }
+
+private:
+  detail::sample_operand values_;
+};
+
+/// v * factors[n, channel]: the excitation of a squeeze-and-excitation block.
+struct sample_scale
+{
+  static constexpr bool linear     = true;
+  static constexpr bool per_sample = true;
+
+  /// \p factors [batch, out_channels], not null; \p sample_stride as for sample_bias.
+  TCONV_HOST_DEVICE sample_scale(const float* factors, int64_t sample_stride) : factors_{factors, sample_stride} {}
+
+  using bound = scale::bound;
+  TCONV_HOST_DEVICE bound bind(const coordinate& at) const { return {factors_.at(at)}; }
+
+private:
+  detail::sample_operand factors_;
+};
+
+/// v * slopes[n, channel] + offsets[n, channel]: feature-wise linear modulation (FiLM), conditional normalisation.
+struct sample_affine
+{
+  static constexpr bool linear     = true;
+  static constexpr bool per_sample = true;
+
+  /// Both [batch, out_channels], not null; \p sample_stride of both, as for sample_bias: 2 * out_channels for the two halves
+  /// of one tensor.
+  TCONV_HOST_DEVICE sample_affine(const float* slopes, const float* offsets, int64_t sample_stride)
+      : slopes_{slopes, sample_stride}
+      , offsets_{offsets, sample_stride}
+  {}
+
+  using bound = affine::bound;
+  TCONV_HOST_DEVICE bound bind(const coordinate& at) const { return {slopes_.at(at), offsets_.at(at)}; }
+
+private:
+  detail::sample_operand slopes_;
+  detail::sample_operand offsets_;
+};
+
+/// slopes[channel] * (v - centres[channel]) + offsets[channel]: a normalisation whose slope has been computed.
+struct centred_affine
+{
+  static constexpr bool linear = true;
+
+  /// \p centres, \p slopes [out_channels], not null; \p offsets [out_channels], or null for 0.
+  TCONV_HOST_DEVICE centred_affine(const float* centres, const float* slopes, const float* offsets)
+      : centres_(centres)
+      , slopes_(slopes)
+      , offsets_(offsets)
+  {}
+
+  /// The functor of one channel.
+  struct bound
+  {
+    linear_map map;
+    TCONV_HOST_DEVICE float operator()(float v) const { return map(v); }
+    TCONV_HOST_DEVICE double operator()(double v) const { return map(v); }
+    TCONV_HOST_DEVICE double slope() const { return static_cast<double>(map.slope); }
+  };
+  TCONV_HOST_DEVICE bound bind(const coordinate& at) const
+  {
+    return {{centres_[at.channel], slopes_[at.channel], offsets_ != nullptr ? offsets_[at.channel] : 0.0f}};
+  }
+
+private:
+  const float* centres_;
+  const float* slopes_;
+  const float* offsets_;
+};
+
 /// gamma / sqrt(var + eps), the slope of a normalisation; 0 where var + eps = 0, so that the result there is beta.
 template <class T>
 TCONV_HOST_DEVICE T batch_norm_slope(T variance, T eps, T gamma)
@@ -148,11 +254,11 @@ struct batch_norm
     return {{mean[at.channel], batch_norm_slope(variance[at.channel], eps, scale), shift}};
   }
 
-  const float* mean;
-  const float* variance;
-  const float* gamma;
-  const float* beta;
-  float eps;
+  const float* mean;     ///< [out_channels], stored means
+  const float* variance; ///< [out_channels], stored variances
+  const float* gamma;    ///< [out_channels], or null for 1
+  const float* beta;     ///< [out_channels], or null for 0
+  float eps;             ///< added to the variance under the root, >= 0
 };
 
 TCONV_NAMESPACE_END

@@ -5,7 +5,11 @@
 /// The epilogue language: a chain of functors, composed at compile time, applied to values while they are in registers.
 ///
 /// - *pointwise*: `float operator()(float) const`, or `bind(const coordinate&) const` that returns such a functor;
-/// - *channel*: `static constexpr bool across_channels = true` and `operator()(Row&) const` (see row.hpp).
+/// - *channel*: `static constexpr bool across_channels = true` and `operator()(Row&) const` (see row.hpp). With
+///   `static constexpr bool reduces_channels = true` as well it leaves one channel: its result, in every value of the row.
+///
+/// Behind a functor that reduces the channels the output is [batch, 1, positions]. Functors there are bound to channel 0, once
+/// per sample; none of them may be a channel functor, because one channel leaves nothing to reduce or to normalise.
 ///
 /// A user's functor is any copyable struct of one of these forms; it is passed to kernels by value.
 
@@ -37,6 +41,27 @@ struct across_channels<F, meta::enable_if_t<F::across_channels>> : meta::true_ty
 {};
 
 template <class F, class = void>
+struct reduces_channels : meta::false_type
+{};
+template <class F>
+struct reduces_channels<F, meta::enable_if_t<F::reduces_channels>> : meta::true_type
+{};
+
+template <class F, class = void>
+struct is_per_sample : meta::false_type
+{};
+template <class F>
+struct is_per_sample<F, meta::enable_if_t<F::per_sample>> : meta::true_type
+{};
+
+template <class F, class = void>
+struct is_per_position : meta::false_type
+{};
+template <class F>
+struct is_per_position<F, meta::enable_if_t<F::per_position>> : meta::true_type
+{};
+
+template <class F, class = void>
 struct is_linear : meta::false_type
 {};
 template <class F>
@@ -56,6 +81,20 @@ struct is_plain : meta::false_type
 template <class F>
 struct is_plain<F, meta::void_t<decltype(static_cast<float>(meta::declval<const F&>()(0.0f)))>> : meta::true_type
 {};
+
+/// A bound functor on one value; \p tile(position) is called where it depends on the position.
+template <class F, class Bound, class Tile>
+TCONV_HOST_DEVICE float apply_bound(const Bound& bound, float v, Tile& tile, int p)
+{
+  if constexpr (is_per_position<F>::value)
+  {
+    return bound(v, tile.position(p));
+  }
+  else
+  {
+    return bound(v);
+  }
+}
 
 /// The functor bound to \p at, or itself when it has no operands.
 template <class F>
@@ -81,15 +120,23 @@ struct chain;
 template <>
 struct chain<>
 {
-  static constexpr bool across_channels = false;
-  static constexpr bool linear          = true;
-  static constexpr int length           = 0;
+  static constexpr bool across_channels  = false;
+  static constexpr bool reduces_channels = false;
+  static constexpr bool linear           = true;
+  static constexpr bool per_sample       = false;
+  static constexpr bool per_position     = false; ///< no operand is a whole tensor
+  static constexpr int length            = 0;     ///< number of functors
 
+  /// \p channels: none are reduced.
+  TCONV_HOST_DEVICE static constexpr int64_t output_channels(int64_t channels) { return channels; }
+
+  /// Visits nothing.
   template <class Visitor>
   TCONV_HOST_DEVICE void for_each(Visitor&&) const
   {}
 };
 
+/// One functor or more: the first, then the chain of the others.
 template <class First, class... Rest>
 struct chain<First, Rest...>
 {
@@ -97,18 +144,40 @@ struct chain<First, Rest...>
                   || detail::is_plain<First>::value,
                 "tconv: a functor in a chain needs float operator()(float) const, or bind(const coordinate&) const, or "
                 "across_channels = true with operator()(Row&) const");
+  static_assert(detail::across_channels<First>::value || !detail::reduces_channels<First>::value,
+                "tconv: a functor with reduces_channels = true needs across_channels = true as well");
+  static_assert(!(detail::reduces_channels<First>::value && chain<Rest...>::across_channels),
+                "tconv: no channel functor can follow one that reduces the channels (channel_logsumexp, channel_min, "
+                "channel_max, channel_sum, channel_mean): there is only one channel left");
 
+  /// \p first_functor, then \p rest_functors in order. Copies are kept.
   TCONV_HOST_DEVICE explicit chain(const First& first_functor, const Rest&... rest_functors)
       : first(first_functor)
       , rest(rest_functors...)
   {}
+  /// \p first_functor before the functors of \p others.
+  TCONV_HOST_DEVICE chain(const First& first_functor, const chain<Rest...>& others) : first(first_functor), rest(others)
+  {}
 
   /// True if any functor needs all channels of a position.
   static constexpr bool across_channels = detail::across_channels<First>::value || chain<Rest...>::across_channels;
-  /// True if every functor is linear in the value, so that the chain commutes with means.
+  /// True if a functor leaves one channel of all.
+  static constexpr bool reduces_channels = detail::reduces_channels<First>::value || chain<Rest...>::reduces_channels;
+  /// True if every functor is linear in the value, so that the chain commutes with means over the positions of one sample and
+  /// channel; with means over the batch only if it is not per_sample.
   static constexpr bool linear = detail::is_linear<First>::value && chain<Rest...>::linear;
+  /// True if an operand differs between samples.
+  static constexpr bool per_sample = detail::is_per_sample<First>::value || chain<Rest...>::per_sample;
+  /// True if an operand is a whole tensor.
+  static constexpr bool per_position = detail::is_per_position<First>::value || chain<Rest...>::per_position;
   /// Number of functors.
   static constexpr int length = 1 + chain<Rest...>::length;
+
+  /// Channels of the result for \p channels of the convolution.
+  TCONV_HOST_DEVICE static constexpr int64_t output_channels(int64_t channels)
+  {
+    return reduces_channels ? 1 : channels;
+  }
 
   /// visitor(functor) for each functor in order.
   template <class Visitor>
@@ -118,45 +187,117 @@ struct chain<First, Rest...>
     rest.for_each(visitor);
   }
 
-  First first;
-  chain<Rest...> rest;
+  First first;         ///< applied first
+  chain<Rest...> rest; ///< applied to the result
 };
 
+/// chain(bias(b), sigmoid()) is a chain<bias, sigmoid>.
 template <class... Functors>
 chain(Functors...) -> chain<Functors...>;
+
+namespace detail
+{
+
+/// One functor on a tile. \p Reduced: a functor before it has reduced the channels to one, whose value all channels of the tile
+/// hold.
+template <bool Reduced, class Tile, class F>
+TCONV_HOST_DEVICE void apply_functor(const F& functor, Tile& tile)
+{
+  if constexpr (across_channels<F>::value)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int p = 0; p < tile.positions(); ++p)
+    {
+      auto row = tile.row(p);
+      functor(row);
+    }
+  }
+  else if constexpr (Reduced)
+  {
+    if (tile.channels() > 0)
+    {
+      const auto bound = bind(functor, coordinate{tile.at(0).n, 0});
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < tile.positions(); ++p)
+      {
+        const float value = apply_bound<F>(bound, tile(0, p), tile, p);
+        TCONV_PRAGMA_UNROLL
+        for (int c = 0; c < tile.channels(); ++c)
+        {
+          tile(c, p) = value;
+        }
+      }
+    }
+  }
+  else
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < tile.channels(); ++c)
+    {
+      const auto bound = bind(functor, tile.at(c));
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < tile.positions(); ++p)
+      {
+        tile(c, p) = apply_bound<F>(bound, tile(c, p), tile, p);
+      }
+    }
+  }
+}
+
+/// The functors of a chain, first to last.
+template <bool Reduced, class Tile>
+TCONV_HOST_DEVICE void apply_all(const chain<>&, Tile&)
+{}
+template <bool Reduced, class Tile, class First, class... Rest>
+TCONV_HOST_DEVICE void apply_all(const chain<First, Rest...>& functors, Tile& tile)
+{
+  apply_functor<Reduced>(functors.first, tile);
+  apply_all<Reduced || reduces_channels<First>::value>(functors.rest, tile);
+}
+
+} // namespace detail
 
 /// Applies \p functors to a tile of values.
 ///
 /// The tile concept: `channels()`, `positions()` (constants where the tile lives in registers), `coordinate at(int c)`,
-/// `float& operator()(int c, int p)` and `row(int p)`, the row of position p. Called by all threads that share the tile.
+/// `float& operator()(int c, int p)`, `int64_t position(int p)`, the number of output position p or a negative one where there is
+/// none, and `row(int p)`, its row. Called by all threads that share the tile.
+///
+/// A chain that reduces the channels leaves its result in every channel of the tile; channel 0 is the one to store.
 template <class Tile, class... Functors>
 TCONV_HOST_DEVICE void apply(const chain<Functors...>& functors, Tile& tile)
 {
-  functors.for_each([&tile](const auto& functor) {
-    using F = detail::meta::decay_t<decltype(functor)>;
-    if constexpr (detail::across_channels<F>::value)
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int p = 0; p < tile.positions(); ++p)
-      {
-        auto row = tile.row(p);
-        functor(row);
-      }
-    }
-    else
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int c = 0; c < tile.channels(); ++c)
-      {
-        const auto bound = detail::bind(functor, tile.at(c));
-        TCONV_PRAGMA_UNROLL
-        for (int p = 0; p < tile.positions(); ++p)
-        {
-          tile(c, p) = bound(tile(c, p));
-        }
-      }
-    }
-  });
+  detail::apply_all<false>(functors, tile);
+}
+
+/// The empty chain leaves a value as it is.
+TCONV_HOST_DEVICE double apply_to_mean(const chain<>&, double value, const coordinate&)
+{
+  return value;
+}
+
+/// Applies pointwise \p functors to a mean, or another value that stands for a whole channel, in double while they are linear, and
+/// from the first other one on in float.
+template <class First, class... Rest>
+TCONV_HOST_DEVICE double apply_to_mean(const chain<First, Rest...>& functors, double value, const coordinate& at)
+{
+  const auto bound = detail::bind(functors.first, at);
+  if constexpr (detail::is_linear<First>::value)
+  {
+    value = bound(value);
+  }
+  else
+  {
+    value = static_cast<double>(bound(static_cast<float>(value)));
+  }
+  return apply_to_mean(functors.rest, value, at);
+}
+
+/// chain(functor, then the functors of \p others).
+template <class First, class... Rest>
+TCONV_HOST_DEVICE chain<First, Rest...> prepend(const First& functor, const chain<Rest...>& others)
+{
+  return chain<First, Rest...>(functor, others);
 }
 
 TCONV_NAMESPACE_END
