@@ -4,7 +4,7 @@
 /// \file
 /// What every launcher takes besides its tensors: options and a workspace.
 
-#include "detail/config.hpp"
+#include "layout.hpp"
 
 #include <cstddef>
 
@@ -22,7 +22,10 @@ enum class math : int
 /// Options of a launcher; the defaults suit everyone who has not measured otherwise.
 struct options
 {
-  tconv::math math = tconv::math::precise;
+  tconv::math math = tconv::math::precise; ///< how products are formed
+  /// Layout of x. Layouts of x and y may differ. Weights have one layout.
+  layout input_layout  = layout::channels_first;
+  layout output_layout = layout::channels_first; ///< layout of y
   /// Lets the first kernel of the call start while the previous kernel on the stream drains (programmatic dependent launch,
   /// sm_90 and newer). Every kernel of the library waits before it touches memory, so results do not depend on it.
   bool programmatic_launch = false;
@@ -35,8 +38,8 @@ struct options
 /// mean nothing afterwards. Calls that may run at the same time need one each.
 struct workspace
 {
-  void* data        = nullptr;
-  std::size_t bytes = 0;
+  void* data        = nullptr; ///< a multiple of 256; null where no bytes are needed
+  std::size_t bytes = 0;       ///< at least what the matching ..._workspace_bytes() returns
 };
 
 TCONV_NAMESPACE_END

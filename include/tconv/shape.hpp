@@ -60,10 +60,25 @@ constexpr const char* axis_name(int rank, int axis)
 
 } // namespace detail
 
+/// A tensor that is a slice of the channels of a wider one, as the halves of a U-Net concatenation are.
+///
+/// Pointers are those of the wider tensor, which is packed: [batch, tensor_channels, positions...] or, channels last, [batch,
+/// positions..., tensor_channels].
+struct channel_slice
+{
+  int64_t tensor_channels = 0; ///< channels of the wider tensor; 0: none, the tensor has exactly the slice's channels
+  int64_t first_channel   = 0; ///< >= 0; first_channel + channels of the slice <= tensor_channels
+
+  /// Channels of the tensor that holds a slice of \p channels channels.
+  constexpr int64_t total(int64_t channels) const { return tensor_channels == 0 ? channels : tensor_channels; }
+};
+
 /// Shape of a transposed convolution over \p Rank spatial axes (1, 2 or 3), slowest axis first: {w}, {h, w} or {d, h, w}.
 ///
 /// Tensors: x [batch, in_channels, input...], w [in_channels, out_channels / groups, kernel...], y [batch, out_channels,
-/// output...], all packed. Every field is checked by validate(), which each launcher calls before anything else.
+/// output...], all packed; channels last (see options) x [batch, input..., in_channels] and y [batch, output..., out_channels].
+/// x and y may be channel slices of wider tensors. Every field is checked by validate(), which each launcher calls before
+/// anything else.
 template <int Rank>
 struct conv_transpose_shape
 {
@@ -74,10 +89,12 @@ struct conv_transpose_shape
   /// One value per spatial axis.
   using extents = std::array<int64_t, Rank>;
 
-  int64_t batch        = 1; ///< >= 0; 0 is legal and does nothing
-  int64_t in_channels  = 1; ///< >= 1, divisible by groups
-  int64_t out_channels = 1; ///< >= 1, divisible by groups
-  int64_t groups       = 1; ///< >= 1
+  int64_t batch        = 1;   ///< >= 0; 0 is legal and does nothing
+  int64_t in_channels  = 1;   ///< >= 1, divisible by groups
+  int64_t out_channels = 1;   ///< >= 1, divisible by groups
+  int64_t groups       = 1;   ///< >= 1
+  channel_slice input_slice;  ///< where x stands in a wider tensor
+  channel_slice output_slice; ///< where y stands in a wider tensor
   // Every field of an axis is at most 2^60.
   extents input          = detail::filled<Rank>(1); ///< >= 1
   extents kernel         = detail::filled<Rank>(1); ///< >= 1
@@ -117,12 +134,19 @@ struct conv_transpose_shape
   constexpr int64_t output_positions() const { return product(output()); }
   /// Product of the kernel extents.
   constexpr int64_t taps() const { return product(kernel); }
-  /// Elements of x.
+  /// Elements of x (of the slice).
   constexpr int64_t input_elements() const { return batch * in_channels * input_positions(); }
   /// Elements of w.
   constexpr int64_t weight_elements() const { return in_channels * (out_channels / groups) * taps(); }
-  /// Elements of y.
+  /// Elements of y (of the slice).
   constexpr int64_t output_elements() const { return batch * out_channels * output_positions(); }
+  /// Elements of the tensor that holds x: its slice and the channels beside it.
+  constexpr int64_t input_tensor_elements() const { return batch * input_slice.total(in_channels) * input_positions(); }
+  /// Elements of the tensor that holds y, as many channels as the convolution has.
+  constexpr int64_t output_tensor_elements() const
+  {
+    return batch * output_slice.total(out_channels) * output_positions();
+  }
 
 private:
   static constexpr int64_t product(const extents& values)
@@ -216,11 +240,36 @@ status validate_axis(const conv_transpose_shape<Rank>& shape, int axis)
   return {};
 }
 
+/// A slice of \p channels channels; \p name: its field.
+[[nodiscard]] inline status validate_slice(const channel_slice& slice, const char* name, int64_t channels)
+{
+  if (slice.first_channel < 0)
+  {
+    return status::error(status_code::invalid_argument,
+                         "shape.%s.first_channel = %lld: must be >= 0",
+                         name,
+                         static_cast<long long>(slice.first_channel));
+  }
+  // Without sums: both may be large.
+  if (slice.total(channels) < channels || slice.first_channel > slice.total(channels) - channels)
+  {
+    return status::error(status_code::invalid_argument,
+                         "shape.%s: channels %lld to %lld + %lld do not lie in a tensor of %lld channels",
+                         name,
+                         static_cast<long long>(slice.first_channel),
+                         static_cast<long long>(slice.first_channel),
+                         static_cast<long long>(channels),
+                         static_cast<long long>(slice.total(channels)));
+  }
+  return {};
+}
+
 } // namespace detail
 
 /// Checks every rule of a shape; the message of a failure names the field, the axis and the rule.
 ///
-/// \p element_size: size in bytes of one tensor element; the bytes of x, w and y must fit 63 bits.
+/// \p element_size: size in bytes of one tensor element; the bytes of x, w and y, and of the tensors that hold them, must fit 63
+/// bits.
 /// Output extent 0 and batch 0 are legal: launchers then succeed and write nothing.
 template <int Rank>
 [[nodiscard]] status validate(const conv_transpose_shape<Rank>& shape, int64_t element_size = 4)
@@ -265,13 +314,22 @@ template <int Rank>
     }
   }
 
+  if (status s = detail::validate_slice(shape.input_slice, "input_slice", shape.in_channels); !s.ok())
+  {
+    return s;
+  }
+  if (status s = detail::validate_slice(shape.output_slice, "output_slice", shape.out_channels); !s.ok())
+  {
+    return s;
+  }
+
   int64_t x   = element_size;
   int64_t w   = element_size;
   int64_t y   = element_size;
-  bool x_fits = detail::multiply_checked(x, shape.in_channels);
+  bool x_fits = detail::multiply_checked(x, shape.input_slice.total(shape.in_channels));
   bool w_fits = detail::multiply_checked(w, shape.in_channels)
              && detail::multiply_checked(w, shape.out_channels / shape.groups);
-  bool y_fits = detail::multiply_checked(y, shape.out_channels);
+  bool y_fits = detail::multiply_checked(y, shape.output_slice.total(shape.out_channels));
   for (int axis = 0; axis < Rank; ++axis)
   {
     const auto a = static_cast<std::size_t>(axis);
@@ -303,6 +361,8 @@ constexpr conv_transpose_shape<3> canonical(const conv_transpose_shape<Rank>& sh
   result.in_channels  = shape.in_channels;
   result.out_channels = shape.out_channels;
   result.groups       = shape.groups;
+  result.input_slice  = shape.input_slice;
+  result.output_slice = shape.output_slice;
   for (std::size_t a = 0; a < static_cast<std::size_t>(Rank); ++a)
   {
     const std::size_t b      = a + static_cast<std::size_t>(3 - Rank);

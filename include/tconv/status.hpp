@@ -27,7 +27,7 @@ enum class status_code : int
 /// Result of every launcher and of every validation.
 ///
 /// Anything but success means that nothing was launched and nothing was written, except for cuda_error, which can come from
-/// the second or third kernel of a pipeline.
+/// a later kernel of the call.
 class [[nodiscard]] status
 {
 public:
@@ -63,6 +63,7 @@ public:
   {
     return code_ == status_code::success;
   }
+  /// The same as ok().
   explicit operator bool() const
   {
     return ok();

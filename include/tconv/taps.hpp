@@ -73,11 +73,14 @@ TCONV_HOST_DEVICE constexpr int64_t inverse_mod(int64_t a, int64_t m)
 /// A half-open range of indices [begin, end); empty ranges are {0, 0}.
 struct index_range
 {
-  int64_t begin = 0;
-  int64_t end   = 0;
+  int64_t begin = 0; ///< first index
+  int64_t end   = 0; ///< one past the last index
 
+  /// Number of indices.
   TCONV_HOST_DEVICE constexpr int64_t size() const { return end - begin; }
+  /// No indices.
   TCONV_HOST_DEVICE constexpr bool empty() const { return end <= begin; }
+  /// \p i is one of the indices.
   TCONV_HOST_DEVICE constexpr bool contains(int64_t i) const { return begin <= i && i < end; }
 };
 
@@ -92,18 +95,18 @@ TCONV_HOST_DEVICE constexpr index_range clip(int64_t begin, int64_t end, int64_t
 /// cell - (first_shift + m * shift_step).
 struct axis_phase
 {
-  int64_t first_tap   = 0;
-  int64_t tap_step    = 1;
-  int64_t count       = 0;
-  int64_t first_shift = 0;
-  int64_t shift_step  = 1;
+  int64_t first_tap   = 0; ///< smallest tap of the phase; meaningless where count is 0
+  int64_t tap_step    = 1; ///< from one tap to the next: stride / gcd(dilation, stride)
+  int64_t count       = 0; ///< number of taps, in [0, kernel]
+  int64_t first_shift = 0; ///< shift of first_tap, in cells; may be negative
+  int64_t shift_step  = 1; ///< from one shift to the next: dilation / gcd(dilation, stride)
 };
 
 /// Inputs [inputs.begin, inputs.end) are reached by exactly the taps [taps.begin, taps.end).
 struct tap_class
 {
-  index_range inputs;
-  index_range taps;
+  index_range inputs; ///< not empty
+  index_range taps;   ///< may be empty: nothing lands
 };
 
 /// One spatial axis. Extents, stride, dilation and kernel are >= 1 (out may be 0), padding >= 0.
@@ -111,10 +114,10 @@ struct conv_axis
 {
   int64_t in       = 1; ///< input extent
   int64_t out      = 1; ///< output extent
-  int64_t kernel   = 1;
-  int64_t stride   = 1;
-  int64_t padding  = 0;
-  int64_t dilation = 1;
+  int64_t kernel   = 1; ///< number of taps
+  int64_t stride   = 1; ///< outputs from one input to the next
+  int64_t padding  = 0; ///< outputs cropped at each end
+  int64_t dilation = 1; ///< outputs from one tap to the next
 
   /// Phase of tap \p t, in [0, stride).
   TCONV_HOST_DEVICE constexpr int64_t tap_phase(int64_t t) const { return floor_mod(t * dilation - padding, stride); }
@@ -122,8 +125,9 @@ struct conv_axis
   /// Shift of tap \p t: on the outputs of its phase, cell q reads input q - shift. May be negative.
   TCONV_HOST_DEVICE constexpr int64_t tap_shift(int64_t t) const { return floor_div(t * dilation - padding, stride); }
 
-  /// Smallest and largest shift over all taps.
+  /// Smallest shift over all taps.
   TCONV_HOST_DEVICE constexpr int64_t min_shift() const { return tap_shift(0); }
+  /// Largest shift over all taps.
   TCONV_HOST_DEVICE constexpr int64_t max_shift() const { return tap_shift(kernel - 1); }
 
   /// Number of cells: ceil(out / stride).

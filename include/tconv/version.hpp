@@ -4,8 +4,11 @@
 /// \file
 /// Version of the library. CMake reads the three numbers from this file; there is no second place to change.
 
+/// First number of the version.
 #define TCONV_VERSION_MAJOR 0
+/// Second number of the version, in [0, 99].
 #define TCONV_VERSION_MINOR 1
+/// Third number of the version, in [0, 99].
 #define TCONV_VERSION_PATCH 0
 
 /// One number for comparisons: 10000 * major + 100 * minor + patch.

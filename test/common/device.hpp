@@ -11,6 +11,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -31,20 +32,18 @@ inline bool cuda_ok(cudaError_t error, const char* what)
 
 /// \p count elements of device memory between two guard zones.
 ///
-/// Guards and contents start as a NaN with a payload of its own, so that reads beyond the ends show in results and writes beyond
-/// the ends show in guards_intact(). \p misalignment: elements by which data() is off a 256-byte boundary.
+/// Guards and contents start as bytes of 0xff, a NaN in every element type, so that reads beyond the ends show in results and
+/// writes beyond the ends show in guards_intact(). \p misalignment: elements by which data() is off a 256-byte boundary.
 template <class T>
 class device_buffer
 {
-  static_assert(sizeof(T) % 4 == 0, "the poison is made of 32-bit words");
-
 public:
   explicit device_buffer(std::int64_t count, std::int64_t misalignment = 0)
       : count_(count)
-      , front_(guard_words + misalignment * words)
-      , total_(front_ + count * words + guard_words)
+      , front_(guard_bytes + misalignment * size_of)
+      , total_(front_ + count * size_of + guard_bytes)
   {
-    if (cuda_ok(cudaMalloc(&memory_, static_cast<std::size_t>(total_) * 4), "cudaMalloc"))
+    if (cuda_ok(cudaMalloc(&memory_, static_cast<std::size_t>(total_)), "cudaMalloc"))
     {
       poison();
     }
@@ -63,11 +62,7 @@ public:
   std::int64_t size() const { return count_; }
 
   /// Everything, guards included, becomes the poison.
-  void poison()
-  {
-    // Words of one byte value: cudaMemset has no 32-bit form. 0xff bytes are a NaN as float and as double.
-    (void) cuda_ok(cudaMemset(memory_, 0xff, static_cast<std::size_t>(total_) * 4), "cudaMemset");
-  }
+  void poison() { (void) cuda_ok(cudaMemset(memory_, 0xff, static_cast<std::size_t>(total_)), "cudaMemset"); }
   void upload(const std::vector<T>& values)
   {
     (void) cuda_ok(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
@@ -81,43 +76,38 @@ public:
   /// True if no byte outside the contents has changed.
   bool guards_intact() const
   {
-    std::vector<std::uint32_t> all(static_cast<std::size_t>(front_));
-    (void) cuda_ok(cudaMemcpy(all.data(), memory_, all.size() * 4, cudaMemcpyDeviceToHost), "download guards");
-    std::vector<std::uint32_t> back(guard_words);
-    (void) cuda_ok(cudaMemcpy(back.data(), memory_ + front_ + count_ * words, back.size() * 4, cudaMemcpyDeviceToHost),
+    std::vector<unsigned char> all(static_cast<std::size_t>(front_ + guard_bytes));
+    (void) cuda_ok(
+      cudaMemcpy(all.data(), memory_, static_cast<std::size_t>(front_), cudaMemcpyDeviceToHost), "download guards");
+    (void) cuda_ok(cudaMemcpy(all.data() + front_,
+                              memory_ + front_ + count_ * size_of,
+                              static_cast<std::size_t>(guard_bytes),
+                              cudaMemcpyDeviceToHost),
                    "download guards");
-    all.insert(all.end(), back.begin(), back.end());
-    for (const std::uint32_t word : all)
-    {
-      if (word != 0xffffffffU)
-      {
-        return false;
-      }
-    }
-    return true;
+    return std::all_of(all.begin(), all.end(), [](unsigned char byte) { return byte == 0xff; });
   }
 
 private:
-  static constexpr std::int64_t words       = sizeof(T) / 4;
-  static constexpr std::int64_t guard_words = 1024;
+  static constexpr std::int64_t size_of     = sizeof(T);
+  static constexpr std::int64_t guard_bytes = 4096;
 
   std::int64_t count_;
   std::int64_t front_;
   std::int64_t total_;
-  std::uint32_t* memory_ = nullptr;
+  unsigned char* memory_ = nullptr;
 };
 
 /// A poisoned workspace of exactly \p bytes, with guards.
 class workspace_buffer
 {
 public:
-  explicit workspace_buffer(std::size_t bytes) : bytes_(bytes), memory_(static_cast<std::int64_t>((bytes + 3) / 4)) {}
+  explicit workspace_buffer(std::size_t bytes) : bytes_(bytes), memory_(static_cast<std::int64_t>(bytes)) {}
   tconv::workspace get() { return {bytes_ == 0 ? nullptr : memory_.data(), bytes_}; }
   bool guards_intact() const { return memory_.guards_intact(); }
 
 private:
   std::size_t bytes_;
-  device_buffer<std::uint32_t> memory_;
+  device_buffer<unsigned char> memory_;
 };
 
 /// How a launcher is called.

@@ -39,9 +39,11 @@ struct launcher_call
 {
   std::string launcher;
   bool takes_shape = true;
+  bool tensor_only = false; ///< takes the shape of a tensor, which is \p existing
   bool batch_norm  = false; ///< takes batch_norm_arguments
   bool train       = false;
   shape2 shape;
+  tconv::tensor_shape<2> existing;
   std::int64_t channels = 0; ///< where there is no shape
   float eps             = 1e-5f;
   float momentum        = 0.1f;
@@ -115,7 +117,7 @@ std::vector<launcher_call> valid_calls(std::uintptr_t base)
   const tensor tracked_mean = {"batch_norm.running_mean", c, true, true};
   const tensor tracked_var  = {"batch_norm.running_var", c, true, true};
 
-  std::vector<launcher_call> calls(5);
+  std::vector<launcher_call> calls(6);
   for (launcher_call& call : calls)
   {
     call.shape    = shape;
@@ -187,6 +189,17 @@ std::vector<launcher_call> valid_calls(std::uintptr_t base)
          {"slopes", c, true},
          {"offsets", c, true}},
         0);
+
+  calls[5].launcher          = "apply_chain";
+  calls[5].takes_shape       = false;
+  calls[5].tensor_only       = true;
+  calls[5].existing.batch    = 2;
+  calls[5].existing.channels = 6;
+  calls[5].existing.extent   = {3, 5};
+  calls[5].launch            = [functors](const launcher_call& a, cudaStream_t stream) {
+    return tconv::apply_chain(a.data("x"), a.data("y"), a.existing, functors, a.options, a.space(), stream);
+  };
+  place(calls[5], base, {{"x", 4 * 180}, {"y", 4 * 180, true}}, 0);
   return calls;
 }
 
@@ -226,6 +239,25 @@ private:
   std::vector<wrong_call> list_;
 };
 
+void add_wrong_tensor_shapes(spoiler& s)
+{
+  const auto add = [&](const char* what, auto change, const char* begins, const char* contains) {
+    s.add(
+      what, [&](launcher_call& c) { change(c.existing); }, begins, contains);
+  };
+  using tensor2 = tconv::tensor_shape<2>;
+  add(
+    "batch -1", [](tensor2& t) { t.batch = -1; }, "shape.batch = -1", "must be >= 0");
+  add(
+    "channels 0", [](tensor2& t) { t.channels = 0; }, "shape.channels = 0", "must be >= 1");
+  add(
+    "extent -1", [](tensor2& t) { t.extent[0] = -1; }, "shape.extent[h] = -1", "must be >= 0");
+  add(
+    "extent -1", [](tensor2& t) { t.extent[1] = -1; }, "shape.extent[w] = -1", "must be >= 0");
+  add(
+    "2^63 bytes", [](tensor2& t) { t.channels = std::int64_t{1} << 60; }, "shape: the bytes of", "63 bits");
+}
+
 void add_wrong_shapes(spoiler& s)
 {
   const auto add = [&](const char* what, auto change, const char* begins, const char* contains) {
@@ -257,6 +289,48 @@ void add_wrong_shapes(spoiler& s)
     "groups 4", [](shape2& p) { p.groups = 4; }, "shape.out_channels = 6", "divisible by groups = 4");
   add(
     "2^63 bytes", [](shape2& p) { p.in_channels = std::int64_t{1} << 58; }, "shape: the bytes of x", "63 bits");
+  add(
+    "2^63 bytes around x",
+    [](shape2& p) {
+      p.input_slice = {std::int64_t{1} << 58, 0};
+    },
+    "shape: the bytes of x",
+    "63 bits");
+  add(
+    "2^63 bytes around y",
+    [](shape2& p) {
+      p.output_slice = {std::int64_t{1} << 58, 0};
+    },
+    "shape: the bytes of y",
+    "63 bits");
+}
+
+/// \p slices_of(call): its input_slice and output_slice. \p in, \p out: their channels.
+template <class Slices>
+void add_wrong_slices(spoiler& s, std::int64_t in, std::int64_t out, Slices slices_of)
+{
+  const auto add = [&](const char* name, std::int64_t channels, int which) {
+    const auto text = [](std::int64_t v) { return std::to_string(v); };
+    const auto slice =
+      [&](std::int64_t total, std::int64_t first, const std::string& begins, const std::string& contains) {
+        s.add(
+          std::string(name) + " {" + text(total) + ", " + text(first) + '}',
+          [&](launcher_call& c) {
+            *slices_of(c)[which] = {total, first};
+          },
+          "shape." + std::string(name) + begins,
+          contains);
+      };
+    slice(2 * channels, -1, ".first_channel = -1", "must be >= 0");
+    slice(0, -1, ".first_channel = -1", "must be >= 0");
+    slice(2 * channels, channels + 1, ": channels " + text(channels + 1), "tensor of " + text(2 * channels));
+    slice(0, 1, ": channels 1", "tensor of " + text(channels));
+    slice(channels - 1, 0, ": channels 0", "tensor of " + text(channels - 1));
+    slice(-channels, 0, ": channels 0", "tensor of " + text(-channels));
+    slice(2 * channels, std::numeric_limits<std::int64_t>::max(), ": channels ", "tensor of " + text(2 * channels));
+  };
+  add("input_slice", in, 0);
+  add("output_slice", out, 1);
 }
 
 /// add(how, address) for places where \p moved_bytes bytes share at least one element with \p still.
@@ -277,6 +351,10 @@ void add_overlaps(spoiler& s, const launcher_call& valid)
       if (output.output && !input.output)
       {
         for_each_overlap(output, input.bytes, [&](const char* how, std::uintptr_t address) {
+          if (valid.tensor_only && address == output.begin)
+          {
+            return; // in place
+          }
           s.add(
             input.name + " over " + output.name + ", " + how,
             [&](launcher_call& c) { c.at(input.name).begin = address; },
@@ -310,6 +388,16 @@ std::vector<wrong_call> wrong_calls(const launcher_call& valid)
   if (valid.takes_shape)
   {
     add_wrong_shapes(s);
+    add_wrong_slices(s, valid.shape.in_channels, valid.shape.out_channels, [](launcher_call& c) {
+      return std::array<tconv::channel_slice*, 2>{&c.shape.input_slice, &c.shape.output_slice};
+    });
+  }
+  else if (valid.tensor_only)
+  {
+    add_wrong_tensor_shapes(s);
+    add_wrong_slices(s, valid.existing.channels, valid.existing.channels, [](launcher_call& c) {
+      return std::array<tconv::channel_slice*, 2>{&c.existing.input_slice, &c.existing.output_slice};
+    });
   }
   else
   {
@@ -479,10 +567,15 @@ TEST(arguments, valid_ones_pass_every_check)
     launcher_call call = valid;
     call.workspace_bytes += 1000;
     expect_cuda_error(valid.launcher + " with more workspace", call);
-    if (valid.tensors[0].name == "x")
+    if (valid.tensors[1].name == "w")
     {
       call.at("w").begin = call.at("x").begin;
       expect_cuda_error(valid.launcher + " with w = x", call);
+    }
+    if (valid.tensor_only)
+    {
+      call.at("y").begin = call.at("x").begin;
+      expect_cuda_error(valid.launcher + " in place", call);
     }
   }
 }
@@ -502,7 +595,15 @@ TEST(arguments, nothing_to_do_succeeds_without_memory)
     }
     call.workspace_begin = 0;
     call.workspace_bytes = 0;
-    if (!call.takes_shape)
+    if (call.tensor_only)
+    {
+      call.existing.batch = 0;
+      expect_success(call, "batch 0");
+      call.existing.batch     = 2;
+      call.existing.extent[1] = 0;
+      expect_success(call, "extent 0");
+    }
+    else if (!call.takes_shape)
     {
       call.channels = 0;
       expect_success(call, "no channels");
@@ -531,18 +632,199 @@ TEST(arguments, nothing_to_do_needs_no_workspace)
   expect(make_shape<2>({2, 4, 6, 2}, {3, 5}, {2, 2}, {0, 1}));
 }
 
+/// \p s must be a failure with \p code and a message that begins with \p begins and contains \p contains.
+void expect_failure(const tconv::status& s, status_code code, const std::string& begins, const std::string& contains)
+{
+  const std::string message = s.message();
+  EXPECT_TRUE(s.code() == code && message.rfind(begins, 0) == 0 && message.find(contains) != std::string::npos)
+    << "code " << static_cast<int>(s.code()) << " with \"" << message << "\"\n  should be code "
+    << static_cast<int>(code) << " with \"" << begins << "...\" and in it \"" << contains << '"';
+}
+
+/// Where there is no device, \p launch() must come as far as the first launch.
+template <class Launch>
+void expect_accepted(const std::string& what, Launch launch)
+{
+  if (!device_present()) // never launch on made-up addresses
+  {
+    SCOPED_TRACE(what);
+    expect_failure(launch(), status_code::cuda_error, "tconv::kernel::", "");
+  }
+}
+
+/// conv_transpose on one tensor of \p total channels: x is a slice from \p x_first on, y from \p y_first on.
+template <class In, class Out>
+tconv::status convolve_slices(const shape2& shape,
+                              std::int64_t total,
+                              std::int64_t x_first,
+                              std::int64_t y_first,
+                              tconv::layout input,
+                              tconv::layout output)
+{
+  shape2 s       = shape;
+  s.input_slice  = {total, x_first};
+  s.output_slice = {total, y_first};
+  tconv::options opts;
+  opts.input_layout   = input;
+  opts.output_layout  = output;
+  const auto functors = chain(tconv::bias(nullptr));
+  const auto tensor   = nowhere + slot_bytes;
+  return tconv::conv_transpose(reinterpret_cast<const In*>(tensor),
+                               reinterpret_cast<const In*>(nowhere),
+                               reinterpret_cast<Out*>(tensor),
+                               s,
+                               functors,
+                               opts,
+                               {reinterpret_cast<void*>(nowhere + 64 * slot_bytes),
+                                tconv::conv_transpose_workspace_bytes<In, Out>(s, functors, opts)},
+                               nullptr);
+}
+
+// U-Net concatenation: x and y may be slices of one tensor where no channel, and no byte, is in both.
+TEST(arguments, slices_of_one_tensor)
+{
+  constexpr auto first = tconv::layout::channels_first;
+  constexpr auto last  = tconv::layout::channels_last;
+  const shape2 same    = make_shape<2>({2, 4, 6, 2}, {3, 5}, {3, 3}, {1, 1}, {1, 1});
+  const auto rejected  = [&](const std::string& what, const tconv::status& s) {
+    SCOPED_TRACE(what);
+    expect_failure(s, status_code::invalid_argument, "y:", "must not overlap x");
+  };
+  for (const auto order : {first, last})
+  {
+    expect_accepted("y behind x", [&] { return convolve_slices<float, float>(same, 10, 0, 4, order, order); });
+    expect_accepted("y before x", [&] { return convolve_slices<float, float>(same, 10, 6, 0, order, order); });
+    expect_accepted("apart", [&] { return convolve_slices<float, float>(same, 20, 12, 1, order, order); });
+    rejected("one channel in both", convolve_slices<float, float>(same, 10, 1, 4, order, order));
+    rejected("one channel in both", convolve_slices<float, float>(same, 10, 5, 0, order, order));
+    rejected("x within y", convolve_slices<float, float>(same, 10, 2, 1, order, order));
+    // The same address, but tensors of different extents.
+    const shape2 larger = make_shape<2>({2, 4, 6, 2}, {3, 5}, {3, 3}, {2, 2}, {1, 1});
+    rejected("another tensor", convolve_slices<float, float>(larger, 10, 0, 4, order, order));
+  }
+  rejected("two layouts", convolve_slices<float, float>(same, 10, 0, 4, first, last));
+  rejected("two layouts", convolve_slices<float, float>(same, 10, 0, 4, last, first));
+  // As many bytes, of elements twice as large.
+  const shape2 halved = make_shape<2>({2, 4, 6, 2}, {1, 8}, {1, 1}, {1, 1}, {0, 2});
+  rejected("two types", convolve_slices<__half, float>(halved, 10, 0, 4, last, last));
+}
+
+// The alignment that an element needs, and no more.
+TEST(arguments, two_byte_elements_need_two_byte_alignment)
+{
+  const shape2 shape  = make_shape<2>({2, 4, 6, 2}, {3, 5}, {3, 2}, {2, 1}, {1, 0}, {1, 0});
+  const auto functors = chain(tconv::bias(nullptr));
+  tconv::tensor_shape<2> tensor;
+  tensor.channels = 6;
+  tensor.extent   = {3, 5};
+  struct addresses
+  {
+    std::uintptr_t x = nowhere + slot_bytes;
+    std::uintptr_t w = nowhere + 2 * slot_bytes;
+    std::uintptr_t y = nowhere + 3 * slot_bytes;
+  };
+  const auto convolve = [&](const addresses& a, auto out) {
+    using Out = decltype(out);
+    return tconv::conv_transpose(reinterpret_cast<const __half*>(a.x),
+                                 reinterpret_cast<const __half*>(a.w),
+                                 reinterpret_cast<Out*>(a.y),
+                                 shape,
+                                 functors,
+                                 tconv::options{},
+                                 {reinterpret_cast<void*>(nowhere + 4 * slot_bytes),
+                                  tconv::conv_transpose_workspace_bytes<__half, Out>(shape, functors)},
+                                 nullptr);
+  };
+  const auto apply = [&](const addresses& a, auto out) {
+    using Out = decltype(out);
+    return tconv::apply_chain(reinterpret_cast<const __half*>(a.x),
+                              reinterpret_cast<Out*>(a.y),
+                              tensor,
+                              functors,
+                              tconv::options{},
+                              {},
+                              nullptr);
+  };
+  const auto check = [&](const auto& launch, bool weights) {
+    for (const std::uintptr_t off : {1U, 3U, 5U})
+    {
+      const std::string rule = "not a multiple of the element size 2";
+      addresses a;
+      a.x += off;
+      expect_failure(launch(a, __half{}), status_code::invalid_argument, "x:", rule);
+      addresses b;
+      b.y += off;
+      expect_failure(launch(b, __half{}), status_code::invalid_argument, "y:", rule);
+      addresses c;
+      c.w += off;
+      if (weights)
+      {
+        expect_failure(launch(c, __half{}), status_code::invalid_argument, "w:", rule);
+      }
+    }
+    // y has an alignment of its own.
+    addresses wide;
+    wide.y += 2;
+    expect_failure(launch(wide, 0.0f), status_code::invalid_argument, "y:", "not a multiple of the element size 4");
+    addresses narrow;
+    narrow.x += 2;
+    narrow.w += 6;
+    expect_accepted("2-byte alignment of inputs", [&] { return launch(narrow, 0.0f); });
+    narrow.y += 10;
+    expect_accepted("2-byte alignment of everything", [&] { return launch(narrow, __half{}); });
+  };
+  check(convolve, true);
+  check(apply, false);
+}
+
+// Behind a chain that reduces the channels the slice of y is one of 1 channel, in a tensor whose bytes must fit like any other's.
+TEST(arguments, slices_behind_a_reduction)
+{
+  const auto functors = chain(tconv::channel_max{});
+  const auto launch   = [&](const tconv::channel_slice& slice) {
+    shape2 shape       = make_shape<2>({2, 4, 6, 2}, {3, 5}, {3, 2});
+    shape.output_slice = slice;
+    const auto* x      = reinterpret_cast<const float*>(nowhere + slot_bytes);
+    const auto* w      = reinterpret_cast<const float*>(nowhere + 2 * slot_bytes);
+    auto* y            = reinterpret_cast<float*>(nowhere + 3 * slot_bytes);
+    return tconv::global_mean(
+      x,
+      w,
+      y,
+      shape,
+      functors,
+      tconv::options{},
+      {reinterpret_cast<void*>(nowhere + 4 * slot_bytes), tconv::global_mean_workspace_bytes(shape, functors)},
+      nullptr);
+  };
+  const auto invalid = status_code::invalid_argument;
+  expect_accepted("the last of 6", [&] { return launch({6, 5}); });
+  expect_accepted("the only one", [&] { return launch({1, 0}); });
+  expect_failure(launch({6, 6}), invalid, "shape.output_slice: channels 6 to 6 + 1", "tensor of 6 channels");
+  expect_failure(launch({0, 1}), invalid, "shape.output_slice: channels 1 to 1 + 1", "tensor of 1 channels");
+  expect_failure(launch({6, -1}), invalid, "shape.output_slice.first_channel = -1", "must be >= 0");
+  expect_failure(launch({-1, 0}), invalid, "shape.output_slice:", "tensor of -1 channels");
+  // Without the check these addresses would be read.
+  for (const int bits : device_present() ? std::vector<int>{} : std::vector<int>{60, 61, 62})
+  {
+    SCOPED_TRACE(bits);
+    expect_failure(launch({std::int64_t{1} << bits, 0}), invalid, "shape: the bytes of y", "63 bits");
+  }
+}
+
 // Every rank names its own axes.
 TEST(arguments, messages_name_the_axis_of_every_rank)
 {
+  float* const none = nullptr;
   shape1 s1;
   s1.stride              = {0};
   const tconv::status r1 = tconv::conv_transpose(
-    nullptr, nullptr, nullptr, s1, chain(tconv::bias(nullptr)), tconv::options{}, tconv::workspace{}, nullptr);
+    none, none, none, s1, chain(tconv::bias(nullptr)), tconv::options{}, tconv::workspace{}, nullptr);
   EXPECT_EQ(std::string(r1.message()), "shape.stride[w] = 0: must be >= 1");
   shape3 s3;
   s3.stride              = {0, 1, 1};
   const tconv::status r3 = tconv::conv_transpose(
-    nullptr, nullptr, nullptr, s3, chain(tconv::bias(nullptr)), tconv::options{}, tconv::workspace{}, nullptr);
+    none, none, none, s3, chain(tconv::bias(nullptr)), tconv::options{}, tconv::workspace{}, nullptr);
   EXPECT_EQ(std::string(r3.message()), "shape.stride[d] = 0: must be >= 1");
 }
 
@@ -607,17 +889,17 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
         {plan.x_sums.offset, 8 * plan.problem.input_sums()}, {plan.w_sums.offset, 8 * plan.problem.weight_sums()}};
     };
 
-    using fused = tconv::runtime::conv_transpose_plan<chain<tconv::bias>>;
-    const fused conv(shape);
+    using fused = tconv::runtime::conv_transpose_plan<chain<tconv::bias>, float>;
+    const fused conv(shape, {});
     expect_partition(of_gather(conv.pieces, conv.gather.problem), conv.layout.bytes(), name);
     EXPECT_EQ(conv.layout.bytes(), tconv::conv_transpose_workspace_bytes(shape, chain(tconv::bias(nullptr))));
 
     tconv::detail::workspace_layout layout;
-    const tconv::runtime::collapse_plan mean(layout, shape);
+    const tconv::runtime::collapse_plan mean(layout, shape, false, {});
     expect_partition(of_collapse(mean), layout.bytes(), name);
     EXPECT_EQ(layout.bytes(), tconv::global_mean_workspace_bytes(shape));
 
-    const tconv::runtime::batch_norm_train_plan train(shape);
+    const tconv::runtime::batch_norm_train_plan train(shape, {});
     std::vector<extent> pieces = of_collapse(train.collapse);
     const auto more            = of_gather(train.pieces, train.gather.problem);
     pieces.insert(pieces.end(), more.begin(), more.end());
@@ -630,6 +912,52 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
     EXPECT_EQ(train.partials_per_channel * train.gather.problem.taps.channel_tiles, train.gather.problem.blocks())
       << name;
   }
+}
+
+// Rows beyond a tile: fp32 logits where y has no room for them, and rows of scratch where they fit no block.
+template <class Chain, class In, class Out>
+void expect_rows_partition(const Chain& functors, std::int64_t channels, bool logits, bool scratch)
+{
+  for (const auto order : {tconv::layout::channels_first, tconv::layout::channels_last})
+  {
+    const shape3 shape = make_shape<3>({2, 3, channels, 1}, {1, 4, 7}, {1, 3, 3}, {1, 2, 2});
+    tconv::options opts;
+    opts.output_layout = order;
+    const tconv::runtime::conv_transpose_plan<Chain, Out> plan(shape, opts);
+    const std::string name = to_string(shape) + ", " + std::to_string(sizeof(Out)) + " bytes";
+    EXPECT_FALSE(plan.fused) << name;
+    EXPECT_EQ(plan.columns.columns == 0, scratch) << name;
+    const auto& gather              = plan.gather.problem;
+    const std::int64_t stage_bytes  = gather.stages() * static_cast<std::int64_t>(sizeof(tconv::gather_stage));
+    const std::int64_t scratch_rows = scratch ? tconv::tuning::columns_policy::scratch_blocks : 0;
+    expect_partition({{plan.pieces.packed.offset, 4 * gather.taps.floats()},
+                      {plan.pieces.stages.offset, stage_bytes},
+                      {plan.pieces.nonfinite.offset, std::int64_t{4} * gather.weight_blocks},
+                      {plan.columns.scratch.offset, 4 * scratch_rows * channels},
+                      {plan.logits.offset, logits ? 4 * shape.output_elements() : 0}},
+                     plan.layout.bytes(),
+                     name);
+    EXPECT_EQ(plan.layout.bytes(), (tconv::conv_transpose_workspace_bytes<In, Out>(shape, functors, opts))) << name;
+  }
+}
+
+TEST(arguments, pieces_of_the_workspace_for_rows_beyond_a_tile)
+{
+  const auto softmax = chain(tconv::bias(nullptr), tconv::channel_softmax{});
+  const auto most    = chain(tconv::channel_max{}, tconv::relu{});
+  using softmax_type = chain<tconv::bias, tconv::channel_softmax>;
+  using most_type    = chain<tconv::channel_max, tconv::relu>;
+  expect_rows_partition<softmax_type, float, float>(softmax, 300, false, false);
+  expect_rows_partition<softmax_type, float, float>(softmax, 30011, false, true);
+  expect_rows_partition<softmax_type, __half, __half>(softmax, 300, true, false);
+  expect_rows_partition<softmax_type, __half, __half>(softmax, 30011, true, true);
+  expect_rows_partition<softmax_type, __nv_bfloat16, float>(softmax, 300, false, false);
+  expect_rows_partition<most_type, float, float>(most, 300, true, false);
+  expect_rows_partition<most_type, __half, __half>(most, 30011, true, true);
+  // Up to a tile nothing is stored, whatever the types.
+  const shape3 shape = make_shape<3>({2, 3, 256, 1}, {1, 4, 7}, {1, 3, 3}, {1, 2, 2});
+  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<softmax_type, __half>(shape, {}).fused));
+  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<most_type, float>(shape, {}).fused));
 }
 
 /// The arena in device memory, full of poison.
@@ -707,8 +1035,9 @@ TEST_F(arguments_gpu, nothing_to_do_writes_nothing)
     {
       continue;
     }
-    call.channels    = 0;
-    call.shape.batch = 0;
+    call.channels       = 0;
+    call.shape.batch    = 0;
+    call.existing.batch = 0;
     EXPECT_TRUE(run(launch_mode::graph, [&](cudaStream_t stream) { return call(stream); })) << call.launcher;
     EXPECT_TRUE(untouched()) << call.launcher;
   }

@@ -349,6 +349,47 @@ TEST_F(conv_transpose_gpu, identity_weights_return_x_bit_for_bit)
   EXPECT_EQ(c.y.download(), x);
 }
 
+// Each call reads what the one before it has written; kernels may start early, and stage x before they wait for packed weights.
+TEST_F(conv_transpose_gpu, programmatic_launches_wait_for_their_input)
+{
+  const shape3 shape = make_shape<3>({2, 16, 16, 1}, {1, 61, 64}, {1, 3, 3}, {1, 1, 1}, {0, 1, 1});
+  const auto x       = random_values(1, shape.input_elements());
+  device_buffer<float> w(random_values(2, shape.weight_elements(), -0.12f, 0.12f));
+  device_buffer<float> b(random_values(3, shape.out_channels));
+  workspace_buffer first(tconv::conv_transpose_workspace_bytes(shape, chain(bias(nullptr))));
+  workspace_buffer second(tconv::conv_transpose_workspace_bytes(shape, chain(bias(nullptr))));
+  const auto run_all = [&](bool programmatic) {
+    device_buffer<float> even(x);
+    device_buffer<float> odd(shape.output_elements());
+    tconv::options opts;
+    opts.programmatic_launch = programmatic;
+    EXPECT_TRUE(run(launch_mode::side_stream, [&](cudaStream_t stream) {
+      for (int i = 0; i < 40; ++i)
+      {
+        if (const tconv::status s = tconv::conv_transpose(i % 2 == 0 ? even.data() : odd.data(),
+                                                          w.data(),
+                                                          i % 2 == 0 ? odd.data() : even.data(),
+                                                          shape,
+                                                          chain(bias(b.data())),
+                                                          opts,
+                                                          i % 2 == 0 ? first.get() : second.get(),
+                                                          stream);
+            !s.ok())
+        {
+          return s;
+        }
+      }
+      return tconv::status{};
+    }));
+    return even.download();
+  };
+  const auto expected = run_all(false);
+  for (int repeat = 0; repeat < 25; ++repeat)
+  {
+    ASSERT_EQ(run_all(true), expected) << "repeat " << repeat;
+  }
+}
+
 TEST_F(conv_transpose_gpu, empty_outputs_write_nothing)
 {
   for (const shape3& shape : {make_shape<3>({0, 2, 3, 1}, {2, 2, 2}, {2, 2, 2}),
@@ -357,7 +398,8 @@ TEST_F(conv_transpose_gpu, empty_outputs_write_nothing)
     device_buffer<float> y(16);
     EXPECT_EQ(tconv::conv_transpose_workspace_bytes(shape), 0U);
     EXPECT_TRUE(run(launch_mode::graph, [&](cudaStream_t stream) {
-      return tconv::conv_transpose<3>(nullptr, nullptr, y.data(), shape, chain<>{}, tconv::options{}, {}, stream);
+      const float* none = nullptr;
+      return tconv::conv_transpose(none, none, y.data(), shape, chain<>{}, tconv::options{}, {}, stream);
     }));
     for (const float v : y.download())
     {

@@ -6,6 +6,7 @@
 #include "common/conv_case.hpp"
 #include "common/device.hpp"
 #include "common/recipes.hpp"
+#include "common/typed_convolution.cuh"
 
 #include <tconv/reference/batch_norm.hpp>
 #include <tconv/reference/chain.hpp>
@@ -499,6 +500,417 @@ TEST_F(batch_norm_gpu, a_thousand_launches_give_the_same_bits)
     now.insert(now.end(), var.begin(), var.end());
     first = i == 0 ? now : first;
     ASSERT_EQ(std::memcmp(first.data(), now.data(), now.size() * sizeof(float)), 0) << "launch " << i;
+  }
+}
+
+// Half types, channels last, and slices.
+
+template <class InType, class OutType, int Number>
+struct pair
+{
+  using in                    = InType;
+  using out                   = OutType;
+  static constexpr int number = Number;
+};
+using pairs = testing::Types<pair<float, float, 0>,
+                             pair<__half, __half, 1>,
+                             pair<__half, float, 2>,
+                             pair<__nv_bfloat16, __nv_bfloat16, 3>,
+                             pair<__nv_bfloat16, float, 4>>;
+
+template <class Pair>
+class mean_types_gpu : public gpu_test
+{};
+TYPED_TEST_SUITE(mean_types_gpu, pairs);
+
+/// Half of the spacing of the output, where that is not fp32 itself.
+template <class Out>
+double rounding(double value)
+{
+  return std::is_same<Out, float>::value ? 0.0 : ulp(value, format_of<Out>::value) / 2;
+}
+
+/// y of a launcher with everything placed as \p how says, channels first; empty after a failure. \p launcher: bytes(shape,
+/// functors, options) and launch(x, w, y, shape, functors, options, workspace, stream); \p make_chain(bias on the device).
+template <class In, class Out, class Launcher, class MakeChain>
+std::vector<float> run_mean(shape3 s,
+                            const std::vector<float>& x,
+                            const std::vector<float>& w,
+                            const std::vector<float>& b,
+                            const arrangement& how,
+                            std::int64_t written,
+                            const Launcher& launcher,
+                            MakeChain make_chain)
+{
+  s.input_slice  = slice_number(how.input_slice, s.in_channels);
+  s.output_slice = slice_number(how.output_slice, written);
+  tconv::options opts;
+  opts.input_layout  = how.input;
+  opts.output_layout = how.output; // means nothing: there are no positions
+  const placement in{s.batch, s.in_channels, s.input_positions(), how.input, s.input_slice};
+  const placement out{s.batch, written, 1, tconv::layout::channels_first, s.output_slice};
+  device_buffer<In> dx(in.place<In>(x), how.misalignment);
+  device_buffer<In> dw(elements_of<In>(w), how.misalignment);
+  device_buffer<float> db(b);
+  device_buffer<Out> dy(out.tensor_elements(), how.misalignment);
+  const auto functors = make_chain(static_cast<const float*>(db.data()));
+  workspace_buffer space(launcher.bytes(s, functors, opts));
+  const bool good = run(how.mode, [&](cudaStream_t stream) {
+    return launcher.launch(dx.data(), dw.data(), dy.data(), s, functors, opts, space.get(), stream);
+  });
+  EXPECT_TRUE(good);
+  EXPECT_TRUE(dx.guards_intact() && dw.guards_intact() && db.guards_intact() && dy.guards_intact()
+              && space.guards_intact());
+  const std::vector<Out> y = dy.download();
+  EXPECT_TRUE(out.others_untouched(y)) << "channels beside the slice were written";
+  return good ? out.extract(y) : std::vector<float>{};
+}
+
+struct mean_launcher
+{
+  template <class Chain>
+  static std::size_t bytes(const shape3& s, const Chain& functors, const tconv::options& opts)
+  {
+    return tconv::global_mean_workspace_bytes(s, functors, opts);
+  }
+  template <class In, class Out, class Chain>
+  static tconv::status launch(const In* x,
+                              const In* w,
+                              Out* y,
+                              const shape3& s,
+                              const Chain& functors,
+                              const tconv::options& opts,
+                              const tconv::workspace& space,
+                              cudaStream_t stream)
+  {
+    return tconv::global_mean(x, w, y, s, functors, opts, space, stream);
+  }
+};
+
+struct train_launcher
+{
+  tconv::batch_norm_arguments arguments;
+
+  template <class Chain>
+  static std::size_t bytes(const shape3& s, const Chain& functors, const tconv::options& opts)
+  {
+    return tconv::batch_norm_train_global_mean_workspace_bytes(s, functors, opts);
+  }
+  template <class In, class Out, class Chain>
+  tconv::status launch(const In* x,
+                       const In* w,
+                       Out* y,
+                       const shape3& s,
+                       const Chain& functors,
+                       const tconv::options& opts,
+                       const tconv::workspace& space,
+                       cudaStream_t stream) const
+  {
+    return tconv::batch_norm_train_global_mean(x, w, y, s, functors, arguments, opts, space, stream);
+  }
+};
+
+template <class In, class Out, class MakeChain>
+std::vector<float> typed_mean(const shape3& s,
+                              const std::vector<float>& x,
+                              const std::vector<float>& w,
+                              const std::vector<float>& b,
+                              const arrangement& how,
+                              std::int64_t written,
+                              MakeChain make_chain)
+{
+  return run_mean<In, Out>(s, x, w, b, how, written, mean_launcher{}, make_chain);
+}
+
+/// Relative to the magnitude, in units of 2^-24: 10 additions in fp32 over x (two levels and another vector of 4 in a load of 16
+/// bytes, seven more loads), 2 over w, fp64 beyond.
+constexpr double mean_error = 12 * 0x1p-24;
+
+TYPED_TEST(mean_types_gpu, awkward_shapes)
+{
+  using In           = typename TypeParam::in;
+  using Out          = typename TypeParam::out;
+  std::uint32_t seed = 1;
+  for (const shape3& s : awkward_shapes())
+  {
+    ++seed;
+    const auto& inputs = convolution_inputs<In>::of(s, seed);
+    const auto how     = arrangement::number(7 * seed + 13 * TypeParam::number);
+    SCOPED_TRACE(to_string(s) + ", " + to_string(how));
+    const auto y = typed_mean<In, Out>(s, inputs.x, inputs.w, inputs.b, how, s.out_channels, [](const float* b) {
+      return chain(tconv::bias(b), tconv::scale(2.0f));
+    });
+    ASSERT_FALSE(y.empty());
+    auto mean = tconv::reference::global_mean(
+      inputs.expected.value.data(), s.batch, s.out_channels, s.output_positions());
+    auto magnitude = tconv::reference::global_mean(
+      inputs.expected.magnitude.data(), s.batch, s.out_channels, s.output_positions());
+    for (std::size_t i = 0; i < mean.size(); ++i)
+    {
+      mean[i] = 2.0 * (mean[i] + static_cast<double>(inputs.b[i % inputs.b.size()]));
+    }
+    EXPECT_TRUE(compare_values(y.data(), mean.data(), {s.batch, s.out_channels}, [&](std::int64_t i, double v) {
+      return tolerance{2 * mean_error * magnitude[static_cast<std::size_t>(i)] + ulp(v) + rounding<Out>(v), 0.0};
+    }));
+  }
+}
+
+// As for fp32, channels first: an input that no tap brings anywhere does not count, not even a NaN. Channels beside the slice are
+// NaN, and so is what lies behind the tensors.
+TYPED_TEST(mean_types_gpu, nan_counts_exactly_where_it_lands)
+{
+  using In           = typename TypeParam::in;
+  using Out          = typename TypeParam::out;
+  std::uint32_t seed = 160;
+  for (const shape3& s : awkward_shapes())
+  {
+    ++seed;
+    if (s.weight_elements() * s.input_positions() > 4000000)
+    {
+      continue; // the others have all kinds of crops
+    }
+    auto x                             = rounded_to<In>(random_values(seed, s.input_elements()));
+    x[random_bits(seed, 1) % x.size()] = std::numeric_limits<float>::quiet_NaN();
+    const auto w                       = rounded_to<In>(random_values(seed + 1, s.weight_elements()));
+    arrangement how                    = arrangement::number(5 * seed + TypeParam::number);
+    how.input                          = seed % 4 == 0 ? tconv::layout::channels_first : tconv::layout::channels_last;
+    SCOPED_TRACE(to_string(s) + ", " + to_string(how));
+    const auto y = typed_mean<In, Out>(
+      s, x, w, random_values(seed, s.out_channels), how, s.out_channels, [](const float*) { return chain<>{}; });
+    const mean_reference expected(x, w, s);
+    ASSERT_EQ(y.size(), expected.mean.size());
+    for (std::size_t i = 0; i < y.size(); ++i)
+    {
+      EXPECT_EQ(std::isnan(y[i]), std::isnan(expected.mean[i])) << i;
+    }
+  }
+}
+
+/// Channel functors behind the mean: [batch, channels] and [batch, 1].
+template <class In, class Out>
+void check_channel_functors()
+{
+  std::int64_t number = 0;
+  for (const std::int64_t channels : {1, 7, 33, 128, 1000})
+  {
+    const shape3 s = make_shape<3>({3, 4, channels, 1}, {2, 3, 5}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
+    const auto x   = rounded_to<In>(random_values(1, s.input_elements()));
+    const auto w   = rounded_to<In>(random_values(2, s.weight_elements(), -20.0f, 20.0f));
+    const auto b   = random_values(3, s.out_channels);
+    const mean_reference full(x, w, s);
+    // Logits 3 (mean + bias) in fp32: the mean's error, its rounding, and two more.
+    std::vector<double> value = full.mean;
+    std::vector<double> error(static_cast<std::size_t>(s.batch), 0.0);
+    std::vector<double> peak(error.size(), -std::numeric_limits<double>::infinity());
+    const auto sample = [&](std::size_t i) { return i / b.size(); };
+    for (std::size_t i = 0; i < value.size(); ++i)
+    {
+      const double mean = std::fabs(value[i]);
+      const auto bias   = static_cast<double>(b[i % b.size()]);
+      value[i]          = 3 * (value[i] + bias);
+      error[sample(i)]  = std::fmax(
+        error[sample(i)], 3 * mean_error * full.magnitude[i] + 3 * 0x1p-24 * (mean + 2 * std::fabs(bias) + 2 * mean));
+      peak[sample(i)] = std::fmax(peak[sample(i)], value[i]);
+    }
+    std::vector<double> softmax = value;
+    tconv::reference::apply(chain(tconv::channel_softmax{}), softmax.data(), s.batch, channels, 1);
+    std::vector<double> terms(error.size(), 0.0); // the mean of 2.3 |v - max|, the ulps of an exponential
+    for (std::size_t i = 0; i < value.size(); ++i)
+    {
+      terms[sample(i)] += 2.3 * softmax[i] * (peak[sample(i)] - value[i]);
+    }
+    std::vector<double> reduced = value;
+    tconv::reference::apply(
+      chain(tconv::channel_logsumexp{}, tconv::scale(0.75f)), reduced.data(), s.batch, channels, 1);
+    std::vector<double> most = value;
+    tconv::reference::apply(chain(tconv::channel_max{}), most.data(), s.batch, channels, 1);
+
+    for (int i = 0; i < 6; ++i)
+    {
+      const auto how = arrangement::number(number);
+      number += 5;
+      SCOPED_TRACE(std::string(format_of<In>::name) + " -> " + format_of<Out>::name + ", " + to_string(s) + ", "
+                   + to_string(how));
+      const auto y = typed_mean<In, Out>(s, x, w, b, how, channels, [](const float* bias) {
+        return chain(tconv::bias(bias), tconv::scale(3.0f), tconv::channel_softmax{});
+      });
+      ASSERT_FALSE(y.empty());
+      EXPECT_TRUE(compare_values(y.data(), softmax.data(), {s.batch, channels}, [&](std::int64_t flat, double p) {
+        const auto at         = static_cast<std::size_t>(flat);
+        const double e        = error[sample(at)];
+        const double distance = std::fmin(peak[sample(at)] - value[at] + 2 * e, 128.0);
+        // The sum's error: its additions, and the mean error of its terms.
+        const double of_sum = (static_cast<double>(channels) + 2 * terms[sample(at)]) * 0x1p-24 * p;
+        const double own    = p * std::expm1(2 * e) + (4 + 2.3 * distance) * ulp(p) + of_sum + 0x1p-126;
+        return tolerance{own + rounding<Out>(p + own), 0.0};
+      }));
+      const auto z = typed_mean<In, Out>(s, x, w, b, how, 1, [](const float* bias) {
+        return chain(tconv::bias(bias), tconv::scale(3.0f), tconv::channel_logsumexp{}, tconv::scale(0.75f));
+      });
+      ASSERT_FALSE(z.empty());
+      EXPECT_TRUE(compare_values(z.data(), reduced.data(), {s.batch, 1}, [&](std::int64_t flat, double v) {
+        const double own = error[static_cast<std::size_t>(flat)] + static_cast<double>(channels + 8) * 0x1p-24;
+        return tolerance{0.75 * (own + ulp(v / 0.75)) + ulp(v) + rounding<Out>(std::fabs(v) + own), 0.0};
+      }));
+      const auto m = typed_mean<In, Out>(s, x, w, b, how, 1, [](const float* bias) {
+        return chain(tconv::bias(bias), tconv::scale(3.0f), tconv::channel_max{});
+      });
+      ASSERT_FALSE(m.empty());
+      EXPECT_TRUE(compare_values(m.data(), most.data(), {s.batch, 1}, [&](std::int64_t flat, double v) {
+        const double own = error[static_cast<std::size_t>(flat)];
+        return tolerance{own + rounding<Out>(std::fabs(v) + own), 0.0};
+      }));
+    }
+  }
+}
+
+TEST_F(global_mean_gpu, channel_functors_after_typed_means)
+{
+  check_channel_functors<float, float>();
+  check_channel_functors<__half, __half>();
+  check_channel_functors<__nv_bfloat16, __nv_bfloat16>();
+}
+
+// candle #3719, ncnn #2698, pytorch #52719: sums beyond what half types hold, or stick at.
+TYPED_TEST(mean_types_gpu, large_sums_of_constants_are_exact)
+{
+  using In  = typename TypeParam::in;
+  using Out = typename TypeParam::out;
+  struct constant
+  {
+    std::int64_t input;
+    float w;
+  };
+  for (const constant& c : {constant{32, 1.0f}, constant{128, 1.5f}})
+  {
+    const shape3 s = tconv::detail::canonical(make_shape<2>({1, 1, 1, 1}, {c.input, c.input}, {2, 2}, {2, 2}));
+    for (std::int64_t i = 0; i < 16; ++i)
+    {
+      const auto y = typed_mean<In, Out>(s,
+                                         std::vector<float>(static_cast<std::size_t>(s.input_elements()), 1.0f),
+                                         std::vector<float>(4, c.w),
+                                         {0.0f},
+                                         arrangement::number(i),
+                                         1,
+                                         [](const float*) { return chain<>{}; });
+      EXPECT_EQ(y, std::vector<float>{c.w}) << to_string(arrangement::number(i));
+    }
+  }
+}
+
+/// batch_norm_train_global_mean against the reference. Per channel: E, the contract's bound of an output, makes the variance
+/// wrong by at most 2 E sigma + E^2, and merges of moments in fp32 by some 2^-16 of it; means are as global_mean's.
+template <class In, class Out>
+void check_typed_train(const shape3& s, const convolution_inputs<In>& inputs, const arrangement& how)
+{
+  SCOPED_TRACE(std::string(format_of<In>::name) + " -> " + format_of<Out>::name + ", " + to_string(s) + ", "
+               + to_string(how));
+  layer bn(7, s.out_channels);
+  auto device     = bn.device();
+  device.momentum = 1.0f;
+  device.eps      = 1e-3f;
+  const auto y    = run_mean<In, Out>(
+    s, inputs.x, inputs.w, inputs.b, how, s.out_channels, train_launcher{device}, [](const float* b) {
+      return chain(tconv::bias(b), tconv::scale(2.0f));
+    });
+  ASSERT_FALSE(y.empty());
+  EXPECT_TRUE(bn.guards_intact());
+
+  const full_reference& full   = inputs.expected;
+  const std::int64_t positions = s.output_positions();
+  std::vector<double> value    = full.value;
+  tconv::reference::apply(
+    chain(tconv::bias(inputs.b.data()), tconv::scale(2.0f)), value.data(), s.batch, s.out_channels, positions);
+  auto host            = bn.host();
+  host.momentum        = 1.0f;
+  host.eps             = 1e-3f;
+  const auto moments   = tconv::reference::batch_norm_train(value.data(), s.batch, s.out_channels, positions, host);
+  const auto expected  = tconv::reference::global_mean(value.data(), s.batch, s.out_channels, positions);
+  const auto magnitude = tconv::reference::global_mean(full.magnitude.data(), s.batch, s.out_channels, positions);
+  const auto var       = bn.d_var.download();
+  const auto mean      = bn.d_mean.download();
+  std::vector<double> of_mean(bn.gamma.size());     // error of a mean, of 2 (y + bias)
+  std::vector<double> of_variance(bn.gamma.size()); // error of the biased variance
+  for (std::size_t c = 0; c < of_mean.size(); ++c)
+  {
+    double worst = 0;
+    double most  = 0;
+    for (std::int64_t n = 0; n < s.batch; ++n)
+    {
+      const auto row = static_cast<std::size_t>(n) * of_mean.size() + c;
+      most           = std::fmax(most, magnitude[row]);
+      for (std::size_t p = 0; p < static_cast<std::size_t>(positions); ++p)
+      {
+        const std::size_t i = row * static_cast<std::size_t>(positions) + p;
+        worst               = std::fmax(worst, (static_cast<double>(full.terms[i]) + 8) * 0x1p-24 * full.magnitude[i]);
+      }
+    }
+    const double e     = 2 * worst;
+    const double sigma = std::sqrt(moments[c].biased_variance());
+    of_mean[c]         = 2 * mean_error * most;
+    of_variance[c]     = 2 * e * sigma + e * e + 0x1p-16 * sigma * sigma;
+    const double exact = moments[c].unbiased_variance();
+    const double scale = moments[c].count / (moments[c].count - 1);
+    EXPECT_NEAR(static_cast<double>(var[c]), exact, of_variance[c] * scale + ulp(exact)) << "channel " << c;
+    EXPECT_NEAR(static_cast<double>(mean[c]), moments[c].mean, of_mean[c] + ulp(moments[c].mean)) << "channel " << c;
+  }
+  EXPECT_TRUE(compare_values(y.data(), expected.data(), {s.batch, s.out_channels}, [&](std::int64_t i, double v) {
+    const std::size_t c   = static_cast<std::size_t>(i) % of_mean.size();
+    const double radicand = moments[c].biased_variance() + 1e-3;
+    const auto gamma      = std::fabs(static_cast<double>(bn.gamma[c]));
+    const double centred  = std::fabs(v - static_cast<double>(bn.beta[c]));
+    // The root halves the variance's relative error to first order; the other half is room for the rest.
+    const double of_root = of_variance[c] / radicand;
+    const double own     = gamma / std::sqrt(radicand) * 2 * of_mean[c] * (1 + of_root) + centred * of_root + ulp(v);
+    return tolerance{own + rounding<Out>(std::fabs(v) + own), 0.0};
+  }));
+}
+
+template <class Pair>
+class batch_norm_types_gpu : public gpu_test
+{};
+TYPED_TEST_SUITE(batch_norm_types_gpu, pairs);
+
+TYPED_TEST(batch_norm_types_gpu, train_over_awkward_shapes)
+{
+  std::uint32_t seed = 1;
+  for (const shape3& s : awkward_shapes())
+  {
+    ++seed;
+    if (s.batch * s.output_positions() < 2)
+    {
+      continue;
+    }
+    check_typed_train<typename TypeParam::in, typename TypeParam::out>(
+      s,
+      convolution_inputs<typename TypeParam::in>::of(s, seed),
+      arrangement::number(7 * seed + 13 * TypeParam::number + 1));
+  }
+}
+
+TYPED_TEST(batch_norm_types_gpu, constant_channels_give_beta)
+{
+  using In  = typename TypeParam::in;
+  using Out = typename TypeParam::out;
+  // Constant channels, exactly representable: beta, rounded.
+  const shape3 s = make_shape<3>({3, 2, 5, 1}, {2, 3, 4}, {1, 1, 1});
+  for (std::int64_t i = 0; i < 16; ++i)
+  {
+    layer bn(3, 5);
+    const auto y    = run_mean<In, Out>(s,
+                                     std::vector<float>(static_cast<std::size_t>(s.input_elements()), 3.0f),
+                                     std::vector<float>(10, 1.0f),
+                                     {0.0f},
+                                     arrangement::number(i),
+                                     5,
+                                     train_launcher{bn.device()},
+                                     [](const float*) { return chain<>{}; });
+    const auto beta = rounded_to<Out>(bn.beta);
+    ASSERT_EQ(y.size(), 15U);
+    for (std::size_t j = 0; j < y.size(); ++j)
+    {
+      EXPECT_EQ(y[j], beta[j % 5]) << to_string(arrangement::number(i));
+    }
   }
 }
 

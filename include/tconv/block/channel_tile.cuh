@@ -40,28 +40,23 @@ struct column_threads
   }
 };
 
-/// One output position of all channels: thread r of the column holds channels r, r + rows, ... (row and tile in one).
-class column_tile
+/// The channels of one output position: thread r of the column holds channels r, r + rows, ...
+class column_row
 {
 public:
   /// \p values: channel c at values[c * stride].
-  TCONV_DEVICE column_tile(const column_threads& threads, float* values, int64_t stride, int64_t n, int64_t channels)
+  TCONV_DEVICE column_row(const column_threads& threads, float* values, int64_t stride, int64_t channels)
       : threads_(threads)
       , values_(values)
       , stride_(stride)
-      , n_(n)
+      , channels_(channels)
       , count_(threads.row < channels ? static_cast<int>((channels - 1 - threads.row) / threads.rows + 1) : 0)
   {}
 
-  TCONV_DEVICE int channels() const { return count_; }
-  TCONV_DEVICE static constexpr int positions() { return 1; }
-  TCONV_DEVICE float& operator()(int c, int) { return values_[channel(c) * stride_]; }
-  TCONV_DEVICE coordinate at(int c) const { return {n_, channel(c)}; }
-  TCONV_DEVICE column_tile& row(int) { return *this; }
-
   TCONV_DEVICE int size() const { return count_; }
-  TCONV_DEVICE float& operator[](int i) { return values_[channel(i) * stride_]; }
+  TCONV_DEVICE float& operator[](int i) const { return values_[channel(i) * stride_]; }
   TCONV_DEVICE int64_t channel(int i) const { return threads_.row + static_cast<int64_t>(i) * threads_.rows; }
+  TCONV_DEVICE int64_t channels() const { return channels_; }
   TCONV_DEVICE static constexpr bool valid(int) { return true; }
   template <class Op>
   TCONV_DEVICE float all_reduce(float v, Op op) const
@@ -73,8 +68,23 @@ private:
   column_threads threads_;
   float* values_;
   int64_t stride_;
-  int64_t n_;
+  int64_t channels_;
   int count_;
+};
+
+/// A tile of one output position of sample \p n.
+struct column_tile
+{
+  column_row values;
+  int64_t n;
+  int64_t number; ///< of the position
+
+  TCONV_DEVICE int channels() const { return values.size(); }
+  TCONV_DEVICE static constexpr int positions() { return 1; }
+  TCONV_DEVICE float& operator()(int c, int) const { return values[c]; }
+  TCONV_DEVICE coordinate at(int c) const { return {n, values.channel(c)}; }
+  TCONV_DEVICE int64_t position(int) const { return number; }
+  TCONV_DEVICE column_row row(int) const { return values; }
 };
 
 } // namespace block

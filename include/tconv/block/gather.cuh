@@ -9,10 +9,11 @@
 /// registers. Where the halo does not fit, or a weight is not finite (then the zeros of the halo must not be multiplied),
 /// inputs are read through the cache and every product is predicated.
 
-#include "../detail/launch.cuh"
+#include "../detail/config.hpp"
 #include "../tuning/gather.hpp"
 #include "async_copy.cuh"
 #include "gather_problem.hpp"
+#include "stage_input.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -238,111 +239,42 @@ private:
   int chunk_ = 0;
 };
 
-/// Division of numbers below 2^21 by one divisor, by a reciprocal: exact, because (n + 1/2) / d is at least 1/(2d) away from any
-/// integer, far beyond the rounding of the product.
-class small_divisor
-{
-public:
-  TCONV_DEVICE explicit small_divisor(int divisor) : reciprocal_(1.0f / static_cast<float>(divisor)) {}
-  TCONV_DEVICE int quotient(int n) const { return static_cast<int>((static_cast<float>(n) + 0.5f) * reciprocal_); }
-
-private:
-  float reciprocal_;
-};
-
-/// Stages \p channels input channels from \p first_channel on (of every group of the tile), zeros outside the input.
-/// Called by the whole block; the copies are asynchronous, the caller commits and waits.
-template <class Policy>
-TCONV_DEVICE void stage_input(const gather_problem& problem,
-                              const gather_tile& tile,
-                              const float* x,
-                              int64_t first_channel,
-                              int channels,
-                              float* staged)
-{
-  constexpr int warps   = Policy::threads / 32;
-  const int lane        = static_cast<int>(threadIdx.x) % 32;
-  const int64_t base[3] = {tile.cell[0] - problem.axis[0].max_shift(),
-                           tile.cell[1] - problem.axis[1].max_shift(),
-                           tile.cell[2] - problem.left};
-  // Which staged positions lie inside the input, per axis.
-  int begin[3];
-  int end[3];
-  const int extent[3] = {problem.rows[0], problem.rows[1], problem.width};
-  for (int a = 0; a < 3; ++a)
-  {
-    const int64_t rest = problem.axis[a].in - base[a];
-    begin[a]           = base[a] < 0 ? static_cast<int>(-base[a] < extent[a] ? -base[a] : extent[a]) : 0;
-    end[a]             = static_cast<int>(rest < extent[a] ? rest : extent[a]);
-  }
-  // Rows of whole quads of an aligned tensor lie in it with whole quads or not at all.
-  const bool quads          = problem.quads && reinterpret_cast<unsigned long long>(x) % 16 == 0;
-  const int64_t first_group = tile.channel_tile * problem.taps.tile_channels / problem.taps.out_per_group;
-  const int64_t groups_left = problem.groups - first_group;
-  const int groups          = groups_left < problem.tile_groups ? static_cast<int>(groups_left) : problem.tile_groups;
-
-  // A warp copies one row, or several short ones side by side. Rows are numbered (group, channel, d, h).
-  const int width            = quads ? 4 : 1;
-  const int columns          = (problem.width + width - 1) / width;
-  const int at_once          = columns < 32 ? 32 / columns : 1;
-  const int sub_row          = at_once > 1 ? lane / columns : 0;
-  const int column           = (at_once > 1 ? lane % columns : lane) * width;
-  const int64_t row_step     = problem.axis[2].in;
-  const int64_t plane_step   = problem.axis[1].in * row_step;
-  const int64_t channel_step = problem.axis[0].in * plane_step;
-  const int plane_rows       = problem.rows[0] * problem.rows[1];
-  const int rows             = groups * channels * plane_rows;
-  const small_divisor by_plane(plane_rows);
-  const small_divisor by_height(problem.rows[1]);
-  const float* corner =
-    x
-    + ((tile.n * problem.in_channels + first_group * problem.taps.in_per_group + first_channel) * channel_step
-       + base[0] * plane_step + base[1] * row_step + base[2] + column);
-  for (int row = static_cast<int>(threadIdx.x) / 32 * at_once + sub_row; sub_row < at_once && row < rows;
-       row += Policy::threads / 32 * at_once)
-  {
-    int c       = by_plane.quotient(row);
-    const int p = row - c * plane_rows;
-    const int d = by_height.quotient(p);
-    const int h = p - d * problem.rows[1];
-    int target  = c * problem.plane + p * problem.pitch + column;
-    if (groups > 1)
-    {
-      const int g = c / channels;
-      c += g * static_cast<int>(problem.taps.in_per_group - channels);
-      target += g * (problem.chunk - channels) * problem.plane;
-    }
-    const float* source   = corner + c * channel_step + d * plane_step + h * row_step;
-    const bool row_inside = h >= begin[1] && h < end[1] && d >= begin[0] && d < end[0];
-    for (int w = 0; w + column < problem.width; w += 32 * width)
-    {
-      const bool inside = row_inside && w + column >= begin[2] && w + column < end[2];
-      if (quads)
-      {
-        copy_async_16_or_zero(staged + target + w, inside ? source + w : x, inside);
-      }
-      else
-      {
-        copy_async_or_zero(staged + target + w, inside ? source + w : x, inside);
-      }
-    }
-  }
-}
-
 /// Where staged inputs begin in the shared memory of a block: behind two stages of weights.
 template <class Policy>
 inline constexpr int staged_at = 2 * Policy::weight_stage_floats;
 
 /// Stages chunk \p chunk of the input channels and commits the copies. Called by the whole block.
-template <class Policy>
+template <class Policy, class In>
 TCONV_DEVICE void
-stage_chunk(const gather_problem& problem, const gather_tile& tile, const float* x, int chunk, float* shared)
+stage_chunk(const gather_problem& problem, const gather_tile& tile, const In* x, int chunk, float* shared)
 {
-  const int64_t first = static_cast<int64_t>(chunk) * problem.chunk;
-  const int64_t rest  = problem.taps.in_per_group - first;
-  const int channels  = rest < problem.chunk ? static_cast<int>(rest) : problem.chunk;
-  stage_input<Policy>(problem, tile, x, first, channels, shared + staged_at<Policy>);
+  const int64_t first       = static_cast<int64_t>(chunk) * problem.chunk;
+  const int64_t rest        = problem.taps.in_per_group - first;
+  const int64_t first_group = tile.channel_tile * problem.taps.tile_channels / problem.taps.out_per_group;
+  const int64_t groups      = problem.groups - first_group;
+
+  input_box box;
+  for (int a = 0; a < 2; ++a)
+  {
+    box.begin[a] = tile.cell[a] - problem.axis[a].max_shift();
+  }
+  box.begin[2] = tile.cell[2] - problem.left;
+  box.channels = rest < problem.chunk ? static_cast<int>(rest) : problem.chunk;
+  box.groups   = groups < problem.tile_groups ? static_cast<int>(groups) : problem.tile_groups;
+  stage_input<Policy::threads>(
+    problem,
+    box,
+    x + tile.n * problem.x.sample + (first_group * problem.taps.in_per_group + first) * problem.x.channel,
+    shared + staged_at<Policy>);
   copy_async_commit();
+}
+
+/// stage_chunk() while accumulators are live. Not inlined: its addresses would cost the main loop registers.
+template <class Policy, class In>
+__device__ __noinline__ void
+stage_next_chunk(const gather_problem& problem, const gather_tile& tile, const In* x, int chunk, float* shared)
+{
+  stage_chunk<Policy>(problem, tile, x, chunk, shared);
 }
 
 /// Copies \p floats weights from \p begin on. Called by the whole block; asynchronous.
@@ -543,55 +475,55 @@ TCONV_DEVICE void accumulate_run_of(int taps,
 
 /// One phase without staging: inputs through the cache, each product only where its input exists. Slow and always right.
 ///
-/// Not inlined: its addresses would cost the fast path registers. \p result passes through local memory once a phase.
-template <class Policy>
+/// Not inlined, and one of the thread's phases along w at a time: its addresses and sums would cost the fast path registers.
+/// \p result passes through local memory once a phase.
+template <class Policy, class In>
 __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
                                                const gather_tile& tile,
                                                const gather_thread& thread,
                                                const gather_phase& phase,
-                                               const float* x,
+                                               const In* x,
                                                const float* weights,
                                                accumulators<Policy>& result)
 {
-  accumulators<Policy> sums = {};
+  constexpr int together    = Policy::phases_per_thread;
   const packed_taps& packed = problem.taps;
   const int64_t first_group = tile.channel_tile * packed.tile_channels / packed.out_per_group;
   const int64_t channel     = (first_group + thread.group) * packed.in_per_group;
-  const int64_t parity      = Policy::phases_per_thread == 2 ? problem.axis[2].padding & 1 : 0;
+  const int64_t parity      = together == 2 ? problem.axis[2].padding & 1 : 0;
   const int stride          = group_stride<Policy>(problem);
+  const In* sample          = x + tile.n * problem.x.sample + channel * problem.x.channel;
 
-  for (int64_t d = phase.landing[0].begin; d < phase.landing[0].end; ++d)
+  // The phases of the thread are told apart at compile time, or the result would be indexed by a variable.
+  TCONV_PRAGMA_UNROLL
+  for (int q = 0; q < together; ++q)
   {
-    const int64_t id = tile.cell[0] + thread.cell[0] - phase.taps[0].first_shift - d * phase.taps[0].shift_step;
-    for (int64_t h = phase.landing[1].begin; h < phase.landing[1].end; ++h)
+    float sums[Policy::channels_per_thread][Policy::cells_per_thread] = {};
+    for (int64_t d = phase.landing[0].begin; d < phase.landing[0].end; ++d)
     {
-      const int64_t ih = tile.cell[1] + thread.cell[1] - phase.taps[1].first_shift - h * phase.taps[1].shift_step;
-      if (id < 0 || id >= problem.axis[0].in || ih < 0 || ih >= problem.axis[1].in)
+      const int64_t id = tile.cell[0] + thread.cell[0] - phase.taps[0].first_shift - d * phase.taps[0].shift_step;
+      for (int64_t h = phase.landing[1].begin; h < phase.landing[1].end; ++h)
       {
-        continue;
-      }
-      const int64_t td = phase.taps[0].first_tap + d * phase.taps[0].tap_step;
-      const int64_t th = phase.taps[1].first_tap + h * phase.taps[1].tap_step;
-      const float* row = weights + (td * packed.kernel[1] + th) * packed.row_floats();
-      // The phases of the thread are told apart at compile time, or the accumulators would move to local memory.
-      TCONV_PRAGMA_UNROLL
-      for (int q = 0; q < Policy::phases_per_thread; ++q)
-      {
-        const int64_t first_tap = Policy::phases_per_thread == 2 ? (q + parity) & 1 : 0;
-        for (int64_t tap = first_tap; tap < phase.taps[2].count; tap += Policy::phases_per_thread)
+        const int64_t ih = tile.cell[1] + thread.cell[1] - phase.taps[1].first_shift - h * phase.taps[1].shift_step;
+        if (id < 0 || id >= problem.axis[0].in || ih < 0 || ih >= problem.axis[1].in)
+        {
+          continue;
+        }
+        const int64_t td = phase.taps[0].first_tap + d * phase.taps[0].tap_step;
+        const int64_t th = phase.taps[1].first_tap + h * phase.taps[1].tap_step;
+        const float* row = weights + (td * packed.kernel[1] + th) * packed.row_floats();
+        for (int64_t tap = together == 2 ? (q + parity) & 1 : 0; tap < phase.taps[2].count; tap += together)
         {
           const int64_t run   = packed.run_of(tap, phase.taps[2].count);
           const int64_t begin = packed.run_begin(run);
           const int64_t size  = packed.run_size(run, phase.taps[2].count);
           const int64_t shift = phase.taps[2].first_shift
-                              + (Policy::phases_per_thread == 2 ? (tap + parity) / 2 : tap * phase.taps[2].shift_step);
+                              + (together == 2 ? (tap + parity) / 2 : tap * phase.taps[2].shift_step);
           const int64_t first = tile.cell[2] + thread.cell[2] - shift;
           for (int64_t c = 0; c < packed.in_per_group; ++c)
           {
-            const float* source =
-              x
-              + (((tile.n * problem.in_channels + channel + c) * problem.axis[0].in + id) * problem.axis[1].in + ih)
-                  * problem.axis[2].in;
+            const In* line = sample + c * problem.x.channel
+                           + (id * problem.axis[1].in + ih) * problem.axis[2].in * problem.x.position;
             float w[Policy::channels_per_thread];
             load_channels<Policy>(
               row
@@ -605,12 +537,11 @@ __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
               const int64_t iw = first + i / Policy::cells_per_group * stride + i % Policy::cells_per_group;
               if (iw >= 0 && iw < problem.axis[2].in)
               {
-                const float value = source[iw];
+                const float value = to_float(line[iw * problem.x.position]);
                 TCONV_PRAGMA_UNROLL
                 for (int v = 0; v < Policy::channels_per_thread; ++v)
                 {
-                  float& sum = sums[v][i * Policy::phases_per_thread + q];
-                  sum        = fmaf(value, w[v], sum);
+                  sums[v][i] = fmaf(value, w[v], sums[v][i]);
                 }
               }
             }
@@ -618,14 +549,14 @@ __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
         }
       }
     }
-  }
-  TCONV_PRAGMA_UNROLL
-  for (int v = 0; v < Policy::channels_per_thread; ++v)
-  {
     TCONV_PRAGMA_UNROLL
-    for (int p = 0; p < Policy::positions_per_thread; ++p)
+    for (int v = 0; v < Policy::channels_per_thread; ++v)
     {
-      result[v][p] = sums[v][p];
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < Policy::cells_per_thread; ++i)
+      {
+        result[v][i * together + q] = sums[v][i];
+      }
     }
   }
 }
@@ -636,11 +567,11 @@ __device__ __noinline__ void accumulate_direct(const gather_problem& problem,
 /// The first chunk of inputs has been staged (stage_chunk), its copies may still be under way. \p stages: the lists of
 /// stages. \p shared: 2 * weight_stage_floats + problem.staged_floats() floats, 16-byte
 /// aligned. \p scratch: one gather_phase in shared memory. \p finite: whether all weights are finite. Called by the whole block.
-template <class Policy, class Finish>
+template <class Policy, class In, class Finish>
 TCONV_DEVICE void gather(const gather_problem& problem,
                          const gather_tile& tile,
                          const gather_thread& thread,
-                         const float* x,
+                         const In* x,
                          const float* weights,
                          const gather_stage* stages,
                          bool finite,
@@ -721,7 +652,7 @@ TCONV_DEVICE void gather(const gather_problem& problem,
       {
         __syncthreads(); // nobody reads the old chunk any more
         staged_chunk = coming.chunk;
-        stage_chunk<Policy>(problem, tile, x, staged_chunk, shared);
+        stage_next_chunk<Policy>(problem, tile, x, staged_chunk, shared);
       }
       copy_async_wait<0>();
       __syncthreads(); // the stage has landed for everyone, and everyone is done with the slot that is filled next

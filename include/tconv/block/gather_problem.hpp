@@ -5,6 +5,7 @@
 /// The gather engine's description of a problem: how the output is cut into tiles and phases, how weights are packed. Plain
 /// numbers, computed once on the host by the launcher's plan and passed to the kernels by value.
 
+#include "../layout.hpp"
 #include "../taps.hpp"
 
 TCONV_NAMESPACE_BEGIN
@@ -100,6 +101,7 @@ struct gather_problem
   conv_axis axis[3];
   static constexpr int tabulated = 4; ///< phases per axis that the launcher tabulates; kernels compute the others
   axis_phase table[3][tabulated];
+  tensor_strides x; ///< of the input
   int64_t batch         = 0;
   int64_t in_channels   = 1;
   int64_t out_channels  = 1;
@@ -117,13 +119,13 @@ struct gather_problem
   int rows[2]           = {1, 1};    ///< staged extents along d and h
   int width             = 1;         ///< staged extent along w
   int left              = 0;         ///< staged elements left of the tile's first cell
-  bool quads        = false; ///< staged rows start and end on multiples of 4 elements of x: copied 16 bytes at a time
-  int pitch         = 1;     ///< floats between staged rows
-  int plane         = 1;     ///< floats between staged input channels
-  int tile_groups   = 1;     ///< convolution groups that one channel tile can touch
-  int chunk         = 1;     ///< input channels per group that are staged at a time
-  int stage_floats  = 1;     ///< floats that a weight stage holds
-  int weight_blocks = 1;     ///< blocks of the preparing kernel that pack weights, each of which leaves one flag
+  bool quads            = false;     ///< staged rows start and end on multiples of 4 elements of x: copied 4 at a time
+  int pitch             = 1;         ///< floats between staged rows
+  int plane             = 1;         ///< floats between staged input channels
+  int tile_groups       = 1;         ///< convolution groups that one channel tile can touch
+  int chunk             = 1;         ///< input channels per group that are staged at a time
+  int stage_floats      = 1;         ///< floats that a weight stage holds
+  int weight_blocks     = 1; ///< blocks of the preparing kernel that pack weights, each of which leaves one flag
 
   /// The taps of phase \p r of axis \p a.
   TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const

@@ -24,6 +24,7 @@ public:
       : values_(values)
       , position_(position)
       , first_(first)
+      , channels_(channels)
       , valid_(channels - first > Channels ? Channels : static_cast<int>(channels - first))
       , lanes_(lanes)
   {}
@@ -31,6 +32,7 @@ public:
   TCONV_DEVICE static constexpr int size() { return Channels; }
   TCONV_DEVICE float& operator[](int i) { return values_[i][position_]; }
   TCONV_DEVICE int64_t channel(int i) const { return first_ + i; }
+  TCONV_DEVICE int64_t channels() const { return channels_; }
   TCONV_DEVICE bool valid(int i) const { return FixedLanes != 0 || i < valid_; }
 
   /// Called by the whole warp. The butterfly adds the same two numbers in both lanes, so all lanes get the same bits.
@@ -51,12 +53,14 @@ private:
   float (&values_)[Channels][Positions];
   int position_;
   int64_t first_;
+  int64_t channels_;
   int valid_;
   int lanes_;
 };
 
-/// Channels x Positions accumulators of one thread, as the chain sees them (tile concept of chain.hpp).
-template <int Channels, int Positions, int FixedLanes>
+/// Channels x Positions accumulators of one thread, as the chain sees them (tile concept of chain.hpp). \p Locate: position
+/// number of output p, negative where there is none.
+template <int Channels, int Positions, int FixedLanes, class Locate>
 struct lane_tile
 {
   float (&values)[Channels][Positions];
@@ -64,10 +68,12 @@ struct lane_tile
   int64_t first_channel;  ///< channel of values[0]
   int64_t channels_total; ///< channels beyond it are padding
   int lanes;              ///< a power of two up to 32; FixedLanes where that is not 0
+  Locate locate;
 
   TCONV_DEVICE static constexpr int channels() { return Channels; }
   TCONV_DEVICE static constexpr int positions() { return Positions; }
   TCONV_DEVICE float& operator()(int c, int p) { return values[c][p]; }
+  TCONV_DEVICE int64_t position(int p) const { return locate(p); }
   /// Padding channels read the operands of the last real one.
   TCONV_DEVICE coordinate at(int c) const
   {

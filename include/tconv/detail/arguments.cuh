@@ -4,6 +4,8 @@
 /// \file
 /// Checks of pointers that every launcher makes before its first launch.
 
+#include "../batch_norm_arguments.hpp"
+#include "../shape.hpp"
 #include "launch.cuh"
 #include "workspace_layout.hpp"
 
@@ -15,16 +17,45 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace runtime
 {
 
-/// One tensor argument: its name in messages, its first byte, its size.
+/// One tensor argument: its name in messages, its first byte, its size, and which of its channels are meant.
 struct argument
 {
   const char* name;
   const void* data;
   int64_t bytes;
+  std::size_t alignment;
+  channel_slice slice;
+  int64_t channels; ///< of the slice; 0 where the argument is not a slice
+  layout order;     ///< of the tensor that it is a slice of
+
+  /// \p elements of type T.
+  template <class T>
+  argument(const char* argument_name, const T* values, int64_t elements)
+      : argument(argument_name, values, elements, {}, 0, layout::channels_first)
+  {}
+  /// A slice of a tensor of \p elements.
+  template <class T>
+  argument(const char* argument_name,
+           const T* values,
+           int64_t elements,
+           const channel_slice& part,
+           int64_t part_channels,
+           layout part_order)
+      : name(argument_name)
+      , data(values)
+      , bytes(elements * static_cast<int64_t>(sizeof(T)))
+      , alignment(alignof(T))
+      , slice(part)
+      , channels(part_channels)
+      , order(part_order)
+  {}
 };
 
-/// Rejects null and misaligned pointers (elements of \p alignment bytes) and, on request, memory the device cannot read.
-[[nodiscard]] inline status check_argument(const argument& a, const options& opts, std::size_t alignment = 4)
+/// Written out where nvcc would get a braced list wrong: one element, or none that depends on a template parameter.
+using argument_list = std::initializer_list<argument>;
+
+/// Rejects null and misaligned pointers and, on request, memory the device cannot read.
+[[nodiscard]] inline status check_argument(const argument& a, const options& opts)
 {
   if (a.bytes == 0)
   {
@@ -34,13 +65,13 @@ struct argument
   {
     return status::error(status_code::invalid_argument, "%s: must not be null", a.name);
   }
-  if (reinterpret_cast<std::uintptr_t>(a.data) % alignment != 0)
+  if (reinterpret_cast<std::uintptr_t>(a.data) % a.alignment != 0)
   {
     return status::error(status_code::invalid_argument,
                          "%s: %p is not a multiple of the element size %d",
                          a.name,
                          a.data,
-                         static_cast<int>(alignment));
+                         static_cast<int>(a.alignment));
   }
   if (opts.check_pointers)
   {
@@ -55,6 +86,15 @@ struct argument
   return {};
 }
 
+/// True if both are slices of one tensor, with no channel in common.
+[[nodiscard]] inline bool disjoint_slices(const argument& a, const argument& b)
+{
+  return a.data == b.data && a.bytes == b.bytes && a.alignment == b.alignment && a.order == b.order
+      && a.slice.tensor_channels != 0 && a.slice.tensor_channels == b.slice.tensor_channels
+      && (a.slice.first_channel + a.channels <= b.slice.first_channel
+          || b.slice.first_channel + b.channels <= a.slice.first_channel);
+}
+
 /// Rejects an output that overlaps an input: kernels read inputs after they have written outputs.
 [[nodiscard]] inline status check_disjoint(const argument& output, const argument& other)
 {
@@ -62,7 +102,7 @@ struct argument
   const auto begin_b = reinterpret_cast<std::uintptr_t>(other.data);
   if (output.data == nullptr || other.data == nullptr || output.bytes == 0 || other.bytes == 0
       || begin_a + static_cast<std::uintptr_t>(output.bytes) <= begin_b
-      || begin_b + static_cast<std::uintptr_t>(other.bytes) <= begin_a)
+      || begin_b + static_cast<std::uintptr_t>(other.bytes) <= begin_a || disjoint_slices(output, other))
   {
     return {};
   }
@@ -90,7 +130,7 @@ struct argument
   {
     return s;
   }
-  const argument scratch = {"workspace", space.data, static_cast<int64_t>(layout.bytes())};
+  const argument scratch("workspace", static_cast<const char*>(space.data), static_cast<int64_t>(layout.bytes()));
   if (status s = check_argument(scratch, opts); !s.ok())
   {
     return s;
@@ -122,6 +162,23 @@ struct argument
     {
       return s;
     }
+  }
+  return {};
+}
+
+/// eps and momentum, which every BatchNorm launcher takes.
+[[nodiscard]] inline status check_batch_norm(const batch_norm_arguments& arguments)
+{
+  if (!(arguments.eps >= 0.0f))
+  {
+    return status::error(
+      status_code::invalid_argument, "batch_norm.eps = %g: must be >= 0", static_cast<double>(arguments.eps));
+  }
+  if (!(arguments.momentum >= 0.0f && arguments.momentum <= 1.0f))
+  {
+    return status::error(status_code::invalid_argument,
+                         "batch_norm.momentum = %g: must be in [0, 1]",
+                         static_cast<double>(arguments.momentum));
   }
   return {};
 }

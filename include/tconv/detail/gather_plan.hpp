@@ -118,6 +118,18 @@ constexpr int gather_lanes(int64_t out_channels, int channels_per_thread, bool w
   return best;
 }
 
+/// Floats between staged channels for whole rows of the problem's pitch: odd where rows are, so that channels lie in different
+/// banks; in quads, where threads stage neighbouring channels side by side, 4 more than a multiple of 32.
+inline int plane_floats(const gather_problem& problem)
+{
+  const int floats = problem.rows[0] * problem.rows[1] * problem.pitch;
+  if (!problem.quads)
+  {
+    return floats | 1;
+  }
+  return problem.x.channels_last() ? floats + (36 - floats % 32) % 32 : floats;
+}
+
 /// Cuts \p problem into tiles: the shape with the least estimated work among those whose input fits shared memory.
 inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
 {
@@ -168,7 +180,7 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
       {
         floats = std::min<int64_t>(floats * (a == 2 ? extent[a] + 1 : extent[a]), int64_t{1} << 40);
       }
-      floats += problem.tile_groups; // rows and planes are padded to an odd size
+      floats += problem.tile_groups * (problem.x.channels_last() ? 32 : 1); // padding of planes
       const bool fits = floats <= room && small;
 
       const double tiles = static_cast<double>(ceil_div(cells[0], d)) * static_cast<double>(ceil_div(cells[1], h))
@@ -207,8 +219,7 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
           problem.left    = static_cast<int>(left);
           // Odd where it may be, so that the rows and the planes that the lanes of a warp read at once lie in different banks.
           problem.pitch = problem.quads ? problem.width : problem.width | 1;
-          problem.plane = problem.rows[0] * problem.rows[1] * problem.pitch;
-          problem.plane = problem.quads ? problem.plane : problem.plane | 1;
+          problem.plane = plane_floats(problem);
           // As few chunks as fit, of about the same size.
           const int64_t fit = room / (static_cast<int64_t>(problem.plane) * problem.tile_groups);
           const int64_t all = problem.taps.in_per_group;
@@ -242,7 +253,8 @@ inline void plan_splits(gather_problem& problem, int64_t resident)
 }
 
 /// Plans the gather kernel for a valid canonical shape with at least one output. \p whole_rows: channel functors follow.
-inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_rows)
+inline gather_plan
+plan_gather(const conv_transpose_shape<3>& shape, bool whole_rows, layout input_layout = layout::channels_first)
 {
   gather_plan plan;
   gather_problem& problem    = plan.problem;
@@ -252,7 +264,8 @@ inline gather_plan plan_gather(const conv_transpose_shape<3>& shape, bool whole_
     return gather_traits::of<decltype(policy)>();
   });
 
-  problem.batch        = shape.batch;
+  problem.x     = tensor_strides::of(input_layout, shape.input_slice.total(shape.in_channels), shape.input_positions());
+  problem.batch = shape.batch;
   problem.in_channels  = shape.in_channels;
   problem.out_channels = shape.out_channels;
   problem.groups       = shape.groups;

@@ -27,16 +27,32 @@ TCONV_DEVICE double chain_slope(const chain<Functors...>& functors, const coordi
   return slope;
 }
 
+/// new = (1 - momentum) * old + momentum * statistic, for the running statistics of channel \p c that are tracked.
+TCONV_DEVICE void
+update_running_statistics(const batch_norm_arguments& arguments, int64_t c, double mean, double unbiased_variance)
+{
+  const auto momentum = static_cast<double>(arguments.momentum);
+  const auto update   = [&](float* running, double statistic) {
+    if (running != nullptr)
+    {
+      running[c] = static_cast<float>((1.0 - momentum) * static_cast<double>(running[c]) + momentum * statistic);
+    }
+  };
+  update(arguments.running_mean, mean);
+  update(arguments.running_var, unbiased_variance);
+}
+
 /// Train-mode BatchNorm of globally averaged outputs, one channel per block.
 ///
 /// \p partials [channels][partials_per_channel]: moments of the convolution's outputs; \p means [batch][channels]: exact means
 /// per sample. With a = slope of \p before, and everything centred before it is scaled,
 ///     y[n, c] = gamma * a * (mean[n, c] - mean[c]) / sqrt(a^2 var[c] + eps) + beta.
-template <int Threads, class Chain>
+template <int Threads, class Chain, class Out>
 __global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>* partials,
                                                             int64_t partials_per_channel,
                                                             const double* means,
-                                                            float* y,
+                                                            Out* y,
+                                                            int64_t y_stride,
                                                             int64_t batch,
                                                             int64_t channels,
                                                             const __grid_constant__ Chain before,
@@ -78,26 +94,16 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>
       const double biased   = slope * slope * total.biased_variance();
       const double unbiased = slope * slope * total.unbiased_variance();
       const double gamma    = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
-      const auto momentum   = static_cast<double>(arguments.momentum);
       shared_mean           = mean;
       shared_factor         = slope * batch_norm_slope(biased, static_cast<double>(arguments.eps), gamma);
-      if (arguments.running_mean != nullptr)
-      {
-        const double now          = apply_to_mean(before, mean, at);
-        const double old          = static_cast<double>(arguments.running_mean[c]);
-        arguments.running_mean[c] = static_cast<float>((1.0 - momentum) * old + momentum * now);
-      }
-      if (arguments.running_var != nullptr)
-      {
-        const double old         = static_cast<double>(arguments.running_var[c]);
-        arguments.running_var[c] = static_cast<float>((1.0 - momentum) * old + momentum * unbiased);
-      }
+      update_running_statistics(arguments, c, apply_to_mean(before, mean, at), unbiased);
     }
     __syncthreads();
     const double beta = arguments.beta != nullptr ? static_cast<double>(arguments.beta[c]) : 0.0;
     for (int64_t n = threadIdx.x; n < batch; n += Threads)
     {
-      y[n * channels + c] = static_cast<float>(shared_factor * (means[n * channels + c] - shared_mean) + beta);
+      y[n * y_stride + c] =
+        from_float<Out>(static_cast<float>(shared_factor * (means[n * channels + c] - shared_mean) + beta));
     }
     __syncthreads();
   }
@@ -124,10 +130,10 @@ __global__ __launch_bounds__(Threads) void fold_batch_norm(
 }
 
 /// folded[ci, co, taps] = w[ci, co, taps] * slopes[group(ci), co]: output channels are the second axis of the weights.
-template <int Threads>
-__global__ __launch_bounds__(Threads) void fold_into_weights(const float* w,
+template <int Threads, class T>
+__global__ __launch_bounds__(Threads) void fold_into_weights(const T* w,
                                                              const float* slopes,
-                                                             float* folded,
+                                                             T* folded,
                                                              int64_t elements,
                                                              int64_t taps,
                                                              int64_t in_per_group,
@@ -139,7 +145,7 @@ __global__ __launch_bounds__(Threads) void fold_into_weights(const float* w,
   {
     const int64_t row   = i / taps;
     const int64_t group = row / out_per_group / in_per_group;
-    folded[i]           = w[i] * slopes[group * out_per_group + row % out_per_group];
+    folded[i]           = from_float<T>(to_float(w[i]) * slopes[group * out_per_group + row % out_per_group]);
   }
 }
 

@@ -14,12 +14,15 @@
 
 #include "../block/channel_tile.cuh"
 #include "../detail/launch.cuh"
+#include "../layout.hpp"
 #include "../taps.hpp"
 #include "../thread/chain.hpp"
+#include "../thread/element.cuh"
 #include "../tuning/collapse.hpp"
 
 #include <cub/block/block_reduce.cuh>
 #include <cub/warp/warp_reduce.cuh>
+#include <type_traits>
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -27,6 +30,7 @@ TCONV_CUDA_NAMESPACE_BEGIN
 struct collapse_problem
 {
   conv_axis axis[3];
+  tensor_strides x;                           ///< of the input
   int64_t classes[3]             = {1, 1, 1}; ///< tap classes per axis
   int64_t batch                  = 0;
   int64_t in_channels            = 1;
@@ -71,63 +75,98 @@ TCONV_DEVICE class_box locate_class(const collapse_problem& problem, int64_t ind
   return box;
 }
 
-/// Sum of \p count contiguous quads, \p Threads threads side by side. Called by the whole block; every thread returns its share.
-template <int Threads, int Loads>
-TCONV_DEVICE double sum_quads(const float4* quads, unsigned count)
+/// Sum of \p count neighbouring vectors of 16 bytes, \p Threads threads side by side, from \p first on. Every thread returns its
+/// share.
+template <int Threads, int Loads, class In>
+TCONV_DEVICE double sum_vectors(const In* first, unsigned count)
 {
+  constexpr int width = 16 / static_cast<int>(sizeof(In));
+  const auto sum_of   = [](const element_vector<In, width>& v) {
+    float sum = 0.0f;
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < width; i += 4)
+    {
+      sum += (to_float(v.values[i]) + to_float(v.values[i + 1]))
+           + (to_float(v.values[i + 2]) + to_float(v.values[i + 3]));
+    }
+    return sum;
+  };
   double sum = 0;
   unsigned i = threadIdx.x;
   for (; i + (Loads - 1) * Threads < count; i += Loads * Threads)
   {
-    float4 v[Loads];
+    element_vector<In, width> v[Loads];
     TCONV_PRAGMA_UNROLL
     for (int j = 0; j < Loads; ++j)
     {
-      v[j] = __ldcs(quads + i + j * Threads);
+      v[j].load_streaming(first + static_cast<int64_t>(i + j * Threads) * width);
     }
     float partial = 0.0f;
     TCONV_PRAGMA_UNROLL
     for (int j = 0; j < Loads; ++j)
     {
-      partial += (v[j].x + v[j].y) + (v[j].z + v[j].w);
+      partial += sum_of(v[j]);
     }
     sum += static_cast<double>(partial);
   }
   for (; i < count; i += Threads)
   {
-    const float4 v = __ldcs(quads + i);
-    sum += static_cast<double>((v.x + v.y) + (v.z + v.w));
+    element_vector<In, width> v;
+    v.load_streaming(first + static_cast<int64_t>(i) * width);
+    sum += static_cast<double>(sum_of(v));
   }
   return sum;
 }
 
-/// Sum over rows [first_row, last_row) of the box \p box of one channel; rows are (d, h) pairs. Called by the whole block;
-/// every thread returns its share.
-template <int Threads>
-TCONV_DEVICE double
-sum_rows(const float* channel, const conv_axis (&axis)[3], const class_box& box, int64_t first_row, int64_t last_row)
+/// Sum of those of \p taps neighbouring weights for which \p lands(tap). Called by a warp; every lane returns its share.
+template <class Index, class In, class Lands>
+TCONV_DEVICE double sum_taps(const In* first, Index taps, Lands lands)
 {
-  const int64_t length = box.range[2].size();
-  const int64_t height = box.range[1].size();
-  // Short rows share the block: columns is the least power of two that covers a row, or the block.
-  int columns = 1;
-  while (columns < Threads && columns < length)
+  double sum = 0;
+  // Four loads in flight: the rows of one warp are few, so latency is all that counts.
+  for (Index t = threadIdx.x % 32; t < taps; t += 4 * 32)
   {
-    columns *= 2;
+    float v[4];
+    TCONV_PRAGMA_UNROLL
+    for (int j = 0; j < 4; ++j)
+    {
+      const Index tap = t + 32 * j;
+      v[j]            = tap < taps && lands(tap) ? to_float(first[tap]) : 0.0f;
+    }
+    sum += static_cast<double>((v[0] + v[1]) + (v[2] + v[3]));
   }
-  const int rows   = Threads / columns;
-  const int column = static_cast<int>(threadIdx.x) % columns;
-  double sum       = 0;
-  int64_t row      = first_row + static_cast<int>(threadIdx.x) / columns;
-  int64_t d        = row / height;
-  int64_t h        = row % height;
-  for (; row < last_row; row += rows)
+  return sum;
+}
+
+/// Sum of \p channel over rows [first_row, last_row) of the box \p box; rows are (d, h) pairs. \p Columns threads side by side
+/// along w, \p Rows rows at a time, of which the caller is number \p row and \p column. Every thread returns its share.
+template <class In>
+TCONV_DEVICE double sum_rows(const collapse_problem& problem,
+                             const In* channel,
+                             const class_box& box,
+                             int64_t first_row,
+                             int64_t last_row,
+                             int row,
+                             int rows,
+                             int column,
+                             int columns)
+{
+  const conv_axis* axis = problem.axis;
+  const int64_t length  = box.range[2].size();
+  const int64_t height  = box.range[1].size();
+  double sum            = 0;
+  int64_t at            = first_row + row;
+  int64_t d             = at / height;
+  int64_t h             = at % height;
+  for (; at < last_row; at += rows)
   {
-    const float* line = channel + ((box.range[0].begin + d) * axis[1].in + box.range[1].begin + h) * axis[2].in
-                      + box.range[2].begin;
+    const In* line =
+      channel
+      + (((box.range[0].begin + d) * axis[1].in + box.range[1].begin + h) * axis[2].in + box.range[2].begin)
+          * problem.x.position;
     for (int64_t i = column; i < length; i += columns)
     {
-      sum += static_cast<double>(line[i]);
+      sum += static_cast<double>(to_float(line[i * problem.x.position]));
     }
     h += rows;
     while (h >= height)
@@ -139,26 +178,50 @@ sum_rows(const float* channel, const conv_axis (&axis)[3], const class_box& box,
   return sum;
 }
 
+/// The rows of slice \p slice of a box, and the box itself where a long single row is cut along w.
+struct box_slice
+{
+  class_box box;
+  int64_t first_row;
+  int64_t last_row;
+
+  TCONV_DEVICE box_slice(const class_box& whole, int64_t slice, int64_t slices) : box(whole)
+  {
+    const int64_t rows = box.range[0].size() * box.range[1].size();
+    first_row          = rows * slice / slices;
+    last_row           = rows * (slice + 1) / slices;
+    if (rows == 1)
+    {
+      const int64_t length = box.range[2].size();
+      box.range[2].end     = box.range[2].begin + length * (slice + 1) / slices;
+      box.range[2].begin += length * slice / slices;
+      first_row = 0;
+      last_row  = 1;
+    }
+  }
+};
+
 } // namespace block
 
 namespace kernel
 {
 
-/// Sums of x per channel and of w per pair of channels, where every axis has one class that all taps land in: both are sums over
-/// contiguous memory. Same grid and results as class_sums, which this is the lean form of.
-template <class Policy>
-__global__ __launch_bounds__(Policy::sum_threads, Policy::sum_blocks) void whole_sums(const unsigned x_sums_count,
-                                                                                      const unsigned slices,
-                                                                                      const unsigned quads,
-                                                                                      const unsigned weight_blocks,
-                                                                                      const unsigned weight_rows,
-                                                                                      const unsigned taps,
-                                                                                      const float* x,
-                                                                                      const float* w,
-                                                                                      double* x_sums,
-                                                                                      double* w_sums)
+/// Sums of x per channel and of w per pair of channels, where every axis has one class that all taps land in, and channels come
+/// first: both are sums over contiguous memory. Same grid and results as class_sums, which this is the lean form of.
+///
+/// \p vectors: of 16 bytes, per channel of x. All sizes fit 31 bits.
+template <class Policy, class In>
+__global__ __launch_bounds__(Policy::sum_threads,
+                             Policy::sum_blocks) void whole_sums(const __grid_constant__ collapse_problem problem,
+                                                                 unsigned vectors,
+                                                                 unsigned taps,
+                                                                 const In* x,
+                                                                 const In* w,
+                                                                 double* x_sums,
+                                                                 double* w_sums)
 {
   constexpr int threads = Policy::sum_threads;
+  constexpr int width   = 16 / static_cast<int>(sizeof(In));
   using block_reduce    = cub::BlockReduce<double, threads>;
   using warp_reduce     = cub::WarpReduce<double>;
   __shared__ union
@@ -169,26 +232,16 @@ __global__ __launch_bounds__(Policy::sum_threads, Policy::sum_blocks) void whole
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
 
+  const auto weight_blocks = static_cast<unsigned>(problem.weight_blocks);
   if (blockIdx.x < weight_blocks)
   {
-    const unsigned lane = threadIdx.x % 32;
     const unsigned warp = threadIdx.x / 32;
-    for (unsigned row = blockIdx.x * (threads / 32) + warp; row < weight_rows; row += weight_blocks * (threads / 32))
+    const auto rows     = static_cast<unsigned>(problem.weight_sums());
+    for (unsigned row = blockIdx.x * (threads / 32) + warp; row < rows; row += weight_blocks * (threads / 32))
     {
-      const float* at = w + static_cast<int64_t>(row) * taps;
-      double sum      = 0;
-      for (unsigned first = lane; first < taps; first += 4 * 32)
-      {
-        float v[4];
-        TCONV_PRAGMA_UNROLL
-        for (unsigned j = 0; j < 4; ++j)
-        {
-          v[j] = first + 32 * j < taps ? __ldg(at + first + 32 * j) : 0.0f;
-        }
-        sum += static_cast<double>((v[0] + v[1]) + (v[2] + v[3]));
-      }
-      sum = warp_reduce(scratch.warp[warp]).Sum(sum);
-      if (lane == 0)
+      const double share = block::sum_taps(w + static_cast<int64_t>(row) * taps, taps, [](unsigned) { return true; });
+      const double sum   = warp_reduce(scratch.warp[warp]).Sum(share);
+      if (threadIdx.x % 32 == 0)
       {
         w_sums[row] = sum;
       }
@@ -196,14 +249,20 @@ __global__ __launch_bounds__(Policy::sum_threads, Policy::sum_blocks) void whole
     }
     return;
   }
-  for (unsigned index = blockIdx.x - weight_blocks; index < x_sums_count; index += gridDim.x - weight_blocks)
+  const auto slices   = static_cast<unsigned>(problem.slices);
+  const auto channels = static_cast<unsigned>(problem.in_channels);
+  const auto count    = static_cast<unsigned>(problem.input_sums());
+  for (unsigned index = blockIdx.x - weight_blocks; index < count; index += gridDim.x - weight_blocks)
   {
-    const unsigned slice = index % slices;
-    const unsigned begin = static_cast<unsigned>(static_cast<int64_t>(quads) * slice / slices);
-    const unsigned end   = static_cast<unsigned>(static_cast<int64_t>(quads) * (slice + 1) / slices);
-    double sum           = block::sum_quads<threads, Policy::loads>(
-      reinterpret_cast<const float4*>(x) + static_cast<int64_t>(index / slices) * quads + begin, end - begin);
-    sum = block_reduce(scratch.block).Sum(sum);
+    const unsigned number = index / slices;
+    const unsigned slice  = index - number * slices;
+    const unsigned n      = number / channels;
+    const auto begin      = static_cast<unsigned>(static_cast<int64_t>(vectors) * slice / slices);
+    const auto end        = static_cast<unsigned>(static_cast<int64_t>(vectors) * (slice + 1) / slices);
+    const In* channel     = x + n * problem.x.sample + (number - n * channels) * problem.x.channel;
+    const double share    = block::sum_vectors<threads, Policy::loads>(
+      channel + static_cast<int64_t>(begin) * width, end - begin);
+    const double sum = block_reduce(scratch.block).Sum(share);
     if (threadIdx.x == 0)
     {
       x_sums[index] = sum;
@@ -215,17 +274,19 @@ __global__ __launch_bounds__(Policy::sum_threads, Policy::sum_blocks) void whole
 /// Class sums of w, by the first problem.weight_blocks blocks, and of x, by the others.
 ///
 /// \p x_sums [batch][in_channels][class][slice], \p w_sums [in_channels][class][out_channels / groups].
-template <class Policy>
+template <class Policy, class In>
 __global__ __launch_bounds__(Policy::sum_threads) void class_sums(
-  const __grid_constant__ collapse_problem problem, const float* x, const float* w, double* x_sums, double* w_sums)
+  const __grid_constant__ collapse_problem problem, const In* x, const In* w, double* x_sums, double* w_sums)
 {
   constexpr int threads = Policy::sum_threads;
+  constexpr int warps   = threads / 32;
   using block_reduce    = cub::BlockReduce<double, threads>;
   using warp_reduce     = cub::WarpReduce<double>;
   __shared__ union
   {
     typename block_reduce::TempStorage block;
-    typename warp_reduce::TempStorage warp[threads / 32];
+    typename warp_reduce::TempStorage warp[warps];
+    double rows[warps][32];
   } scratch;
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
@@ -240,8 +301,8 @@ __global__ __launch_bounds__(Policy::sum_threads) void class_sums(
     const int64_t width  = problem.axis[2].kernel;
     const int64_t taps   = problem.axis[0].kernel * height * width;
     const int64_t rows   = problem.in_channels * problem.out_per_group;
-    for (int64_t row = static_cast<int64_t>(blockIdx.x) * (threads / 32) + warp; row < rows;
-         row += problem.weight_blocks * (threads / 32))
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * warps + warp; row < rows;
+         row += problem.weight_blocks * warps)
     {
       const int64_t ci = row / problem.out_per_group;
       const int64_t co = row % problem.out_per_group;
@@ -249,24 +310,12 @@ __global__ __launch_bounds__(Policy::sum_threads) void class_sums(
       {
         const block::class_box box = block::locate_class(problem, index, true);
         const bool all             = box.range[0].size() * box.range[1].size() * box.range[2].size() == taps;
-        double sum                 = 0;
-        // Four loads in flight: the rows of one warp are few, so latency is all that counts.
-        for (int64_t first = lane; first < taps; first += 4 * 32)
-        {
-          float v[4];
-          TCONV_PRAGMA_UNROLL
-          for (int j = 0; j < 4; ++j)
-          {
-            const int64_t t   = first + 32 * j;
-            const bool inside = t < taps
-                             && (all
-                                 || (box.range[2].contains(t % width) && box.range[1].contains(t / width % height)
-                                     && box.range[0].contains(t / width / height)));
-            v[j] = inside ? __ldg(w + row * taps + t) : 0.0f;
-          }
-          sum += static_cast<double>((v[0] + v[1]) + (v[2] + v[3]));
-        }
-        sum = warp_reduce(scratch.warp[warp]).Sum(sum);
+        const double share         = block::sum_taps(w + row * taps, taps, [&](int64_t t) {
+          return all
+              || (box.range[2].contains(t % width) && box.range[1].contains(t / width % height)
+                  && box.range[0].contains(t / width / height));
+        });
+        const double sum           = warp_reduce(scratch.warp[warp]).Sum(share);
         if (lane == 0)
         {
           w_sums[(ci * classes + index) * problem.out_per_group + co] = sum;
@@ -277,75 +326,96 @@ __global__ __launch_bounds__(Policy::sum_threads) void class_sums(
     return;
   }
 
+  // Work items: (sample, channel, class, slice); channels last, 32 neighbouring channels at a time.
+  const bool last        = problem.x.channels_last();
+  const int64_t tiles    = last ? ceil_div(problem.in_channels, int64_t{32}) : problem.in_channels;
+  const int64_t items    = problem.batch * tiles * classes * problem.slices;
   const int64_t x_blocks = gridDim.x - problem.weight_blocks;
-  const int64_t size     = problem.axis[0].in * problem.axis[1].in * problem.axis[2].in;
-  for (int64_t index = blockIdx.x - problem.weight_blocks; index < problem.input_sums(); index += x_blocks)
+  for (int64_t item = blockIdx.x - problem.weight_blocks; item < items; item += x_blocks)
   {
-    const int64_t slice  = index % problem.slices;
-    const int64_t number = index / problem.slices % classes;
-    const float* channel = x + index / problem.slices / classes * size;
-    double sum           = 0;
-    // Inputs that no tap brings anywhere do not count, not even a NaN.
+    const int64_t slice         = item % problem.slices;
+    const int64_t number        = item / problem.slices % classes;
+    const int64_t tile          = item / problem.slices / classes % tiles;
+    const int64_t n             = item / problem.slices / classes / tiles;
     const block::class_box taps = block::locate_class(problem, number, true);
-    if (taps.range[0].empty() || taps.range[1].empty() || taps.range[2].empty())
+    // Inputs that no tap brings anywhere do not count, not even a NaN.
+    const bool lands = !taps.range[0].empty() && !taps.range[1].empty() && !taps.range[2].empty();
+    const block::box_slice part(block::locate_class(problem, number, false), slice, problem.slices);
+    const auto sum_at = [&](int64_t c) -> double& {
+      return x_sums[((n * problem.in_channels + c) * classes + number) * problem.slices + slice];
+    };
+    double sum = 0;
+    if (last)
     {
-      sum = 0;
+      const int64_t c = tile * 32 + lane;
+      if (lands && c < problem.in_channels)
+      {
+        // A warp takes a whole row at a time, or a part of the only one.
+        const bool single = part.last_row - part.first_row == 1;
+        sum               = block::sum_rows(problem,
+                              x + n * problem.x.sample + c,
+                              part.box,
+                              part.first_row,
+                              part.last_row,
+                              single ? 0 : warp,
+                              single ? 1 : warps,
+                              single ? warp : 0,
+                              single ? warps : 1);
+      }
+      scratch.rows[warp][lane] = sum;
+      __syncthreads();
+      if (warp == 0 && c < problem.in_channels)
+      {
+        for (int i = 1; i < warps; ++i)
+        {
+          sum += scratch.rows[i][lane];
+        }
+        sum_at(c) = sum;
+      }
     }
     else
     {
-      // Long single rows are cut along w, everything else along its rows.
-      block::class_box box = block::locate_class(problem, number, false);
-      int64_t rows         = box.range[0].size() * box.range[1].size();
-      int64_t first_row    = rows * slice / problem.slices;
-      int64_t last_row     = rows * (slice + 1) / problem.slices;
-      if (rows == 1)
+      if (lands)
       {
-        const int64_t length = box.range[2].size();
-        box.range[2].end     = box.range[2].begin + length * (slice + 1) / problem.slices;
-        box.range[2].begin += length * slice / problem.slices;
-        first_row = 0;
-        last_row  = 1;
+        // Short rows share the block: columns is the least power of two that covers a row, or the block.
+        int columns = 1;
+        while (columns < threads && columns < part.box.range[2].size())
+        {
+          columns *= 2;
+        }
+        const int thread = static_cast<int>(threadIdx.x);
+        sum              = block::sum_rows(problem,
+                              x + n * problem.x.sample + tile * problem.x.channel,
+                              part.box,
+                              part.first_row,
+                              part.last_row,
+                              thread / columns,
+                              threads / columns,
+                              thread % columns,
+                              columns);
       }
-      sum = block::sum_rows<threads>(channel, problem.axis, box, first_row, last_row);
-    }
-    sum = block_reduce(scratch.block).Sum(sum);
-    if (threadIdx.x == 0)
-    {
-      x_sums[index] = sum;
+      sum = block_reduce(scratch.block).Sum(sum);
+      if (threadIdx.x == 0)
+      {
+        sum_at(tile) = sum;
+      }
     }
     __syncthreads();
   }
 }
 
-/// Applies \p functors to a value in double while they are linear, and from the first other one on in float.
-template <class... Functors>
-TCONV_DEVICE double apply_to_mean(const chain<Functors...>& functors, double value, const coordinate& at)
-{
-  functors.for_each([&](const auto& functor) {
-    using F          = detail::meta::decay_t<decltype(functor)>;
-    const auto bound = detail::bind(functor, at);
-    if constexpr (detail::is_linear<F>::value)
-    {
-      value = bound(value);
-    }
-    else
-    {
-      value = static_cast<double>(bound(static_cast<float>(value)));
-    }
-  });
-  return value;
-}
-
-/// Means from class sums, then the chain: y [batch, out_channels] of type \p Out (float; double for statistics).
+/// Means from class sums, then the chain: y[n * y_stride + channel] of type \p Out (double for statistics).
 ///
 /// A block computes one sample, product_channels output channels at a time; with channel functors the row is completed in
-/// y itself (float only).
+/// \p rows [batch][out_channels] first.
 template <class Policy, class Chain, class Out>
 __global__ __launch_bounds__(Policy::product_channels* Policy::product_split) void class_product(
   const __grid_constant__ collapse_problem problem,
   const double* x_sums,
   const double* w_sums,
   Out* y,
+  int64_t y_stride,
+  float* rows,
   const __grid_constant__ Chain functors)
 {
   constexpr int width   = Policy::product_channels;
@@ -395,21 +465,36 @@ __global__ __launch_bounds__(Policy::product_channels* Policy::product_split) vo
         {
           sum += partial[i][column];
         }
-        double mean = sum / positions;
-        if constexpr (!Chain::across_channels)
+        const double mean = sum / positions;
+        if constexpr (Chain::across_channels)
         {
-          mean = apply_to_mean(functors, mean, coordinate{n, co});
+          rows[n * problem.out_channels + co] = static_cast<float>(mean);
         }
-        y[n * problem.out_channels + co] = static_cast<Out>(mean);
+        else if constexpr (std::is_same<Out, double>::value)
+        {
+          y[n * y_stride + co] = apply_to_mean(functors, mean, coordinate{n, co});
+        }
+        else
+        {
+          y[n * y_stride + co] = from_float<Out>(static_cast<float>(apply_to_mean(functors, mean, coordinate{n, co})));
+        }
       }
       __syncthreads();
     }
     if constexpr (Chain::across_channels)
     {
       __shared__ float scratch[threads];
-      const block::column_threads column_of = {scratch, threads, 1, static_cast<int>(threadIdx.x), 0};
-      block::column_tile row(column_of, y + n * problem.out_channels, 1, n, problem.out_channels);
-      apply(functors, row);
+      const int thread                      = static_cast<int>(threadIdx.x);
+      const block::column_threads column_of = {scratch, threads, 1, thread, 0};
+      float* row                            = rows + n * problem.out_channels;
+      block::column_tile values             = {block::column_row(column_of, row, 1, problem.out_channels), n, 0};
+      apply(functors, values);
+      // Each thread stores what it has written itself.
+      const int64_t written = Chain::output_channels(problem.out_channels);
+      for (int64_t c = thread; c < written; c += threads)
+      {
+        y[n * y_stride + c] = from_float<Out>(row[c]);
+      }
       __syncthreads();
     }
   }

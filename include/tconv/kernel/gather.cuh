@@ -7,6 +7,7 @@
 #include "../block/gather.cuh"
 #include "../block/lane_tile.cuh"
 #include "../block/store.cuh"
+#include "../detail/launch.cuh"
 #include "../thread/moments.hpp"
 
 TCONV_CUDA_NAMESPACE_BEGIN
@@ -29,11 +30,10 @@ TCONV_DEVICE block::output_runs<Policy::cell_groups> locate_outputs(const gather
   }
   const conv_axis* axis = problem.axis;
   block::output_runs<Policy::cell_groups> runs;
-  runs.channel_stride = axis[0].out * axis[1].out * axis[2].out;
-  runs.position       = (o[0] * axis[1].out + o[1]) * axis[2].out + o[2];
-  runs.group_step     = block::group_stride<Policy>(problem) * axis[2].stride;
-  runs.step           = Policy::phases_per_thread == 1 ? axis[2].stride : 1;
-  const bool inside   = thread.active && o[0] < axis[0].out && o[1] < axis[1].out;
+  runs.first        = (o[0] * axis[1].out + o[1]) * axis[2].out + o[2];
+  runs.group_step   = block::group_stride<Policy>(problem) * axis[2].stride;
+  runs.step         = Policy::phases_per_thread == 1 ? axis[2].stride : 1;
+  const bool inside = thread.active && o[0] < axis[0].out && o[1] < axis[1].out;
   TCONV_PRAGMA_UNROLL
   for (int g = 0; g < Policy::cell_groups; ++g)
   {
@@ -45,12 +45,13 @@ TCONV_DEVICE block::output_runs<Policy::cell_groups> locate_outputs(const gather
 }
 
 /// Finish by storing: the chain on the accumulators, then y.
-template <class Chain>
+template <class Chain, class Out>
 struct store_outputs
 {
   Chain functors;
-  float* y;
-  bool vector; ///< y and its rows start on multiples of 16 bytes
+  Out* y;
+  tensor_strides strides;
+  bool vector; ///< see store_tile()
 
   /// Per-thread state over the phases of a tile: none.
   template <class Policy>
@@ -64,32 +65,37 @@ struct store_outputs
                           block::accumulators<Policy>& sums)
     {
       constexpr int held = Policy::channels_per_thread;
+      const auto runs    = locate_outputs<Policy>(problem, tile, thread, phase);
       // Rows of a common width get code of their own; channel functors are most of an epilogue.
       constexpr int common_lanes = Policy::common_lanes;
       if (!Chain::across_channels
           || (problem.taps.lanes == common_lanes && problem.out_channels % problem.taps.tile_channels == 0))
       {
-        apply_chain<common_lanes>(self, problem, tile, thread, sums);
+        apply_chain<common_lanes>(self, problem, tile, thread, runs, sums);
       }
       else
       {
-        apply_chain<0>(self, problem, tile, thread, sums);
+        apply_chain<0>(self, problem, tile, thread, runs, sums);
       }
 
-      const auto runs        = locate_outputs<Policy>(problem, tile, thread, phase);
-      const int64_t channels = problem.out_channels - thread.channel;
-      float* base            = self.y + (tile.n * problem.out_channels + thread.channel) * runs.channel_stride;
-      block::store_tile(sums, base, runs, static_cast<int>(channels < held ? channels : held), self.vector);
+      // A chain that reduces the channels leaves one.
+      const int64_t total    = Chain::reduces_channels ? 1 : problem.out_channels;
+      const int64_t channels = total - thread.channel;
+      Out* base              = self.y + tile.n * self.strides.sample + thread.channel * self.strides.channel;
+      block::store_tile(
+        sums, base, self.strides, runs, static_cast<int>(channels < held ? channels : held), self.vector);
     }
     template <int FixedLanes>
     TCONV_DEVICE static void apply_chain(const store_outputs& self,
                                          const gather_problem& problem,
                                          const block::gather_tile& tile,
                                          const block::gather_thread& thread,
+                                         const block::output_runs<Policy::cell_groups>& runs,
                                          block::accumulators<Policy>& sums)
     {
-      block::lane_tile<Policy::channels_per_thread, Policy::positions_per_thread, FixedLanes> values = {
-        sums, tile.n, thread.channel, problem.out_channels, problem.taps.lanes};
+      const auto locate = [&runs](int p) { return runs.template position<Policy::positions_per_thread>(p); };
+      block::lane_tile<Policy::channels_per_thread, Policy::positions_per_thread, FixedLanes, decltype(locate)> values =
+        {sums, tile.n, thread.channel, problem.out_channels, problem.taps.lanes, locate};
       apply(self.functors, values);
     }
     TCONV_DEVICE void done(const store_outputs&,
@@ -197,10 +203,10 @@ struct reduce_moments
 };
 
 /// Transposed convolution tile by tile; \p Finish says what becomes of the outputs. Follows prepare_gather on the stream.
-template <class Policy, class Finish>
+template <class Policy, class Finish, class In>
 __global__ __launch_bounds__(Policy::threads,
                              Policy::min_blocks) void gather(const __grid_constant__ gather_problem problem,
-                                                             const float* x,
+                                                             const In* x,
                                                              const float* weights,
                                                              const gather_stage* stages,
                                                              const unsigned* nonfinite,

@@ -6,6 +6,7 @@
 /// streamed, and writes the list of stages that the main loop follows.
 
 #include "../block/gather.cuh"
+#include "../detail/launch.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -112,12 +113,9 @@ TCONV_DEVICE int64_t find_weight(const packed_taps& taps, Index index)
 
 /// The first problem.weight_blocks blocks fill \p packed (packed_taps::floats() of them, zeros for padding channels) and leave in
 /// nonfinite[blockIdx.x] whether they met a weight that is not finite; the others fill \p stages.
-template <class Policy, int Threads>
-__global__ __launch_bounds__(Threads) void prepare_gather(const __grid_constant__ gather_problem problem,
-                                                          const float* w,
-                                                          float* packed,
-                                                          gather_stage* stages,
-                                                          unsigned* nonfinite)
+template <class Policy, int Threads, class In>
+__global__ __launch_bounds__(Threads) void prepare_gather(
+  const __grid_constant__ gather_problem problem, const In* w, float* packed, gather_stage* stages, unsigned* nonfinite)
 {
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release(); // the gather kernel waits for the end of this one before it reads anything
@@ -130,7 +128,7 @@ __global__ __launch_bounds__(Threads) void prepare_gather(const __grid_constant_
     {
       const int64_t from = total <= 0x7fffffff ? find_weight<Policy>(problem.taps, static_cast<unsigned>(index))
                                                : find_weight<Policy>(problem.taps, index);
-      const float value  = from >= 0 ? w[from] : 0.0f;
+      const float value  = from >= 0 ? to_float(w[from]) : 0.0f;
       broken             = broken || !isfinite(value);
       packed[index]      = value;
     }

@@ -14,23 +14,6 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace runtime
 {
 
-/// eps and momentum, which every BatchNorm launcher takes.
-[[nodiscard]] inline status check_batch_norm(const batch_norm_arguments& arguments)
-{
-  if (!(arguments.eps >= 0.0f))
-  {
-    return status::error(
-      status_code::invalid_argument, "batch_norm.eps = %g: must be >= 0", static_cast<double>(arguments.eps));
-  }
-  if (!(arguments.momentum >= 0.0f && arguments.momentum <= 1.0f))
-  {
-    return status::error(status_code::invalid_argument,
-                         "batch_norm.momentum = %g: must be in [0, 1]",
-                         static_cast<double>(arguments.momentum));
-  }
-  return {};
-}
-
 /// Plan and workspace of batch_norm_train_global_mean(), for query and run.
 struct batch_norm_train_plan
 {
@@ -42,9 +25,9 @@ struct batch_norm_train_plan
   detail::workspace_layout::piece<double> means;
   detail::workspace_layout::piece<moments<float>> partials;
 
-  explicit batch_norm_train_plan(const conv_transpose_shape<3>& shape)
-      : collapse(layout, shape)
-      , gather(detail::plan_gather(shape, false))
+  batch_norm_train_plan(const conv_transpose_shape<3>& shape, const options& opts)
+      : collapse(layout, shape, false, opts)
+      , gather(detail::plan_gather(shape, false, opts.input_layout))
       , pieces(layout, gather.problem)
       , partials_per_channel(gather.problem.blocks() / gather.problem.taps.channel_tiles)
       , means(layout.add<double>(shape.batch * shape.out_channels))
@@ -58,13 +41,13 @@ struct batch_norm_train_plan
 template <int Rank, class... Functors>
 std::size_t batch_norm_train_global_mean_workspace_bytes(const conv_transpose_shape<Rank>& shape,
                                                          const chain<Functors...>& = chain<>{},
-                                                         const options&            = {})
+                                                         const options& opts       = {})
 {
   if (!validate(shape).ok() || shape.output_elements() == 0)
   {
     return 0;
   }
-  return runtime::batch_norm_train_plan(detail::canonical(shape)).layout.bytes();
+  return runtime::batch_norm_train_plan(detail::canonical(shape), opts).layout.bytes();
 }
 
 /// y = mean over positions of batch_norm_train(before(conv_transpose(x, w))); running statistics as PyTorch.
@@ -72,9 +55,10 @@ std::size_t batch_norm_train_global_mean_workspace_bytes(const conv_transpose_sh
 /// Means are exact (collapsed, see global_mean()); the variance comes from a pass that computes the convolution and reduces it
 /// in registers, centred, so nothing cancels. The convolution's output is never stored.
 ///
-/// \param x          [batch, in_channels, input...] fp32, device memory
-/// \param w          [in_channels, out_channels / groups, kernel...] fp32
-/// \param y          [batch, out_channels] fp32; must not overlap an input or the workspace
+/// \param x          [batch, in_channels, input...], device memory; layout and slice as for conv_transpose()
+/// \param w          [in_channels, out_channels / groups, kernel...] of the type of x
+/// \param y          [batch, out_channels], may be a slice of a wider [batch, tensor_channels]; must not overlap an input or the
+///                   workspace. Types as for conv_transpose(); statistics are fp32 whatever they are
 /// \param shape      of the convolution; batch * output positions must be >= 2
 /// \param before     linear functors between convolution and BatchNorm: chain(bias(b), scale(2.0f))
 /// \param arguments  gamma, beta, running statistics (updated where not null), eps >= 0, momentum in [0, 1]
@@ -82,12 +66,12 @@ std::size_t batch_norm_train_global_mean_workspace_bytes(const conv_transpose_sh
 /// \param space      batch_norm_train_global_mean_workspace_bytes(shape, before, opts) bytes
 /// \param stream     see conv_transpose()
 ///
-/// Errors as for conv_transpose(); with one value per channel invalid_argument before anything is written. Batch 0 leaves the
-/// running statistics alone.
-template <int Rank, class... Functors>
-[[nodiscard]] status batch_norm_train_global_mean(const float* x,
-                                                  const float* w,
-                                                  float* y,
+/// Errors as for conv_transpose(); with one value per channel invalid_argument before anything is written. Batch 0 and
+/// an empty output leave the running statistics alone.
+template <int Rank, class In, class Out, class... Functors>
+[[nodiscard]] status batch_norm_train_global_mean(const In* x,
+                                                  const In* w,
+                                                  Out* y,
                                                   const conv_transpose_shape<Rank>& shape,
                                                   const chain<Functors...>& before,
                                                   const batch_norm_arguments& arguments,
@@ -99,6 +83,12 @@ template <int Rank, class... Functors>
     chain<Functors...>::linear,
     "tconv: batch_norm_train_global_mean takes linear functors (bias, scale, affine, batch_norm) before BatchNorm; "
     "anything else needs the convolution's output");
+  static_assert(
+    !chain<Functors...>::per_sample,
+    "tconv: functors with operands per sample cannot come before BatchNorm in train mode here: its variance would "
+    "need the convolution's output");
+  static_assert(is_type_pair<In, Out>::value,
+                "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
   if (status s = validate(shape); !s.ok())
   {
     return s;
@@ -122,38 +112,40 @@ template <int Rank, class... Functors>
   {
     return s;
   }
-  const runtime::batch_norm_train_plan plan(s3);
-  const int64_t channel_bytes = 4 * shape.out_channels;
-  const auto optional         = [&](const float* p) { return p != nullptr ? channel_bytes : 0; };
-  if (status s = runtime::check_call(
-        {{"x", x, 4 * shape.input_elements()},
-         {"w", w, 4 * shape.weight_elements()},
-         {"batch_norm.gamma", arguments.gamma, optional(arguments.gamma)},
-         {"batch_norm.beta", arguments.beta, optional(arguments.beta)}},
-        {{"y", y, channel_bytes * shape.batch},
-         {"batch_norm.running_mean", arguments.running_mean, optional(arguments.running_mean)},
-         {"batch_norm.running_var", arguments.running_var, optional(arguments.running_var)}},
-        plan.layout,
-        opts,
-        space);
+  const runtime::batch_norm_train_plan plan(s3, opts);
+  const int64_t total = shape.output_slice.total(shape.out_channels);
+  const auto optional = [&](const char* name, auto* p) {
+    return runtime::argument(name, p, p != nullptr ? shape.out_channels : 0);
+  };
+  if (status s = runtime::check_call({runtime::input_argument(x, shape, opts),
+                                      {"w", w, shape.weight_elements()},
+                                      optional("batch_norm.gamma", arguments.gamma),
+                                      optional("batch_norm.beta", arguments.beta)},
+                                     {{"y", y, shape.batch * total},
+                                      optional("batch_norm.running_mean", arguments.running_mean),
+                                      optional("batch_norm.running_var", arguments.running_var)},
+                                     plan.layout,
+                                     opts,
+                                     space);
       !s.ok())
   {
     return s;
   }
 
-  if (status s = plan.collapse.launch_sums(x, w, space, opts.programmatic_launch, stream); !s.ok())
+  const In* first_x = runtime::first_of_slice(x, shape, opts);
+  if (status s = plan.collapse.launch_sums(first_x, w, space, opts.programmatic_launch, stream); !s.ok())
   {
     return s;
   }
   double* means            = plan.means.get(space);
   moments<float>* partials = plan.partials.get(space);
-  if (status s = plan.collapse.launch_product(means, chain<>{}, space, stream); !s.ok())
+  if (status s = plan.collapse.launch_product(means, shape.out_channels, chain<>{}, space, stream); !s.ok())
   {
     return s;
   }
   if (status s = runtime::launch_gather(plan.gather,
                                         plan.pieces,
-                                        x,
+                                        first_x,
                                         w,
                                         kernel::reduce_moments{partials, plan.partials_per_channel},
                                         space,
@@ -165,13 +157,14 @@ template <int Rank, class... Functors>
   }
   constexpr int threads = 256;
   return runtime::launch("tconv::kernel::batch_norm_means",
-                         kernel::batch_norm_means<threads, chain<Functors...>>,
+                         kernel::batch_norm_means<threads, chain<Functors...>, Out>,
                          {std::min(shape.out_channels, runtime::max_grid), threads, 0, true},
                          stream,
                          partials,
                          plan.partials_per_channel,
                          means,
-                         y,
+                         y + shape.output_slice.first_channel,
+                         total,
                          shape.batch,
                          shape.out_channels,
                          before,

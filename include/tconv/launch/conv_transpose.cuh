@@ -7,9 +7,9 @@
 #include "../detail/arguments.cuh"
 #include "../detail/gather_plan.hpp"
 #include "../detail/workspace_layout.hpp"
-#include "../kernel/finish_channels.cuh"
 #include "../kernel/gather.cuh"
 #include "../kernel/prepare_gather.cuh"
+#include "apply_chain.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -30,6 +30,59 @@ struct gather_workspace
   {}
 };
 
+/// The rules of a shape whose output slice has \p written channels.
+template <int Rank>
+[[nodiscard]] status validate_output(const conv_transpose_shape<Rank>& shape, int64_t written)
+{
+  if (written == shape.out_channels)
+  {
+    return validate(shape);
+  }
+  // The slice is that of the result.
+  conv_transpose_shape<Rank> convolution = shape;
+  convolution.output_slice               = {};
+  if (status s = validate(convolution); !s.ok())
+  {
+    return s;
+  }
+  if (status s = detail::validate_slice(shape.output_slice, "output_slice", written); !s.ok())
+  {
+    return s;
+  }
+  int64_t bytes = 4;
+  bool fits     = detail::multiply_checked(bytes, shape.output_slice.total(written));
+  for (int axis = 0; axis < Rank; ++axis)
+  {
+    fits = fits && detail::multiply_checked(bytes, shape.output(axis));
+  }
+  if (!fits || !detail::multiply_checked(bytes, shape.batch))
+  {
+    return status::error(status_code::invalid_argument, "shape: the bytes of y do not fit 63 bits");
+  }
+  return {};
+}
+
+/// x as an argument: all of the tensor that it is a slice of.
+template <class In, int Rank>
+[[nodiscard]] argument input_argument(const In* x, const conv_transpose_shape<Rank>& shape, const options& opts)
+{
+  return {"x", x, shape.input_tensor_elements(), shape.input_slice, shape.in_channels, opts.input_layout};
+}
+
+/// Strides of the tensor that holds x.
+template <int Rank>
+[[nodiscard]] tensor_strides input_strides(const conv_transpose_shape<Rank>& shape, const options& opts)
+{
+  return tensor_strides::of(opts.input_layout, shape.input_slice.total(shape.in_channels), shape.input_positions());
+}
+
+/// The first channel of the slice x.
+template <class In, int Rank>
+[[nodiscard]] const In* first_of_slice(const In* x, const conv_transpose_shape<Rank>& shape, const options& opts)
+{
+  return x + shape.input_slice.first_channel * input_strides(shape, opts).channel;
+}
+
 /// Extents that the kernels index with 32 bits.
 [[nodiscard]] inline status check_gather_limits(const conv_transpose_shape<3>& shape)
 {
@@ -46,12 +99,12 @@ struct gather_workspace
   return {};
 }
 
-/// Packs the weights, then runs the gather kernel of \p plan with \p finish.
-template <class Finish>
+/// Packs the weights, then runs the gather kernel of \p plan with \p finish. \p x: first channel of the slice.
+template <class In, class Finish>
 [[nodiscard]] status launch_gather(const detail::gather_plan& plan,
                                    const gather_workspace& pieces,
-                                   const float* x,
-                                   const float* w,
+                                   const In* x,
+                                   const In* w,
                                    const Finish& finish,
                                    const workspace& space,
                                    bool overlap_predecessor,
@@ -65,7 +118,7 @@ template <class Finish>
     unsigned* nonfinite        = pieces.nonfinite.get(space);
     const gather_problem& p    = plan.problem;
     if (status s = launch("tconv::kernel::prepare_gather",
-                          kernel::prepare_gather<policy_type, pack_threads>,
+                          kernel::prepare_gather<policy_type, pack_threads, In>,
                           {p.weight_blocks + p.stage_blocks(), pack_threads, 0, overlap_predecessor},
                           stream,
                           p,
@@ -79,7 +132,7 @@ template <class Finish>
     }
     return launch(
       "tconv::kernel::gather",
-      kernel::gather<policy_type, Finish>,
+      kernel::gather<policy_type, Finish, In>,
       {std::min(p.blocks(), max_grid), policy_type::threads, static_cast<std::size_t>(plan.shared_bytes), true},
       stream,
       p,
@@ -92,71 +145,85 @@ template <class Finish>
 }
 
 /// How conv_transpose() runs a shape with a chain: the plan and its workspace, for query and run alike.
-template <class Chain>
+template <class Chain, class Out>
 struct conv_transpose_plan
 {
-  /// The chain runs on the accumulators where a tile holds whole rows; else logits are stored once and finished in place.
   detail::gather_plan gather;
   detail::workspace_layout layout;
   gather_workspace pieces;
+  /// The chain runs on the accumulators; else fp32 logits are stored once and a second kernel finishes.
+  bool fused;
+  /// Logits are stored in y itself, which has room for them.
+  bool in_place;
+  columns_plan columns;
+  detail::workspace_layout::piece<float> logits;
 
-  explicit conv_transpose_plan(const conv_transpose_shape<3>& shape)
-      : gather(detail::plan_gather(shape, Chain::across_channels))
+  conv_transpose_plan(const conv_transpose_shape<3>& shape, const options& opts)
+      : gather(detail::plan_gather(shape, Chain::across_channels, opts.input_layout))
       , pieces(layout, gather.problem)
+      , fused(!Chain::across_channels || gather.whole_rows)
+      , in_place(std::is_same<Out, float>::value && !Chain::reduces_channels)
+      , columns(layout, shape.batch, fused ? 1 : shape.out_channels, shape.output_positions())
+      , logits(layout.add<float>(fused || in_place ? 0 : shape.output_elements()))
   {}
-
-  bool fused() const { return !Chain::across_channels || gather.whole_rows; }
 };
 
 } // namespace runtime
 
-/// Bytes of workspace that conv_transpose() needs for the same shape, chain and options; 0 for an invalid shape and where
+/// Bytes of workspace that conv_transpose() needs for the same types, shape, chain and options; 0 for an invalid shape and where
 /// nothing is computed.
-template <int Rank, class... Functors>
+template <class In = float, class Out = In, int Rank, class... Functors>
 std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& shape,
                                            const chain<Functors...>& = chain<>{},
-                                           const options&            = {})
+                                           const options& opts       = {})
 {
-  if (!validate(shape).ok() || shape.output_elements() == 0)
+  if (!runtime::validate_output(shape, chain<Functors...>::output_channels(shape.out_channels)).ok()
+      || shape.output_elements() == 0)
   {
     return 0;
   }
-  return runtime::conv_transpose_plan<chain<Functors...>>(detail::canonical(shape)).layout.bytes();
+  return runtime::conv_transpose_plan<chain<Functors...>, Out>(detail::canonical(shape), opts).layout.bytes();
 }
 
 /// y = functors(conv_transpose(x, w)).
 ///
-/// \param x         [batch, in_channels, input...] fp32, device memory
-/// \param w         [in_channels, out_channels / groups, kernel...] fp32, as torch.nn.ConvTranspose*d stores it
-/// \param y         [batch, out_channels, output...] fp32; must not overlap x, w or the workspace
+/// \param x         [batch, in_channels, input...], device memory; channels last where opts says so; may be a channel slice
+/// \param w         [in_channels, out_channels / groups, kernel...] of the type of x, as torch.nn.ConvTranspose*d stores it
+/// \param y         [batch, out_channels, output...], in its own layout; may be a channel slice; [batch, 1, output...] where the
+///                  chain reduces the channels. Must not overlap x, w or the workspace, but x and y may be slices of one tensor
+///                  that have no channel in common
 /// \param shape     extents and parameters; every rule is checked
 /// \param functors  what happens to the outputs: chain(bias(b), channel_softmax(), sigmoid()); chain<>() for nothing
 /// \param opts      see options
-/// \param space     conv_transpose_workspace_bytes(shape, functors, opts) bytes
+/// \param space     conv_transpose_workspace_bytes<In, Out>(shape, functors, opts) bytes
 /// \param stream    everything is queued here; nothing is allocated, synchronised or read back, so the call can be captured
 ///
-/// Each output is within (K + 8) * 2^-24 * (sum|x||w| + |bias|) of the exact one before the chain, K products landing on it.
+/// Types of x and w, and of y: f32 -> f32, f16 -> f16, bf16 -> bf16, f16 -> f32, bf16 -> f32. Products are summed in fp32.
+/// Each output is within (K + 8) * 2^-24 * (sum|x||w| + |bias|) of the exact one before the chain, K products landing on it, and is
+/// rounded to the type of y once, after the chain.
 /// NaN and infinity in x or w reach exactly the outputs whose taps touch them. Results are bitwise repeatable.
-/// Any alignment that float allows is accepted; 16 bytes for y are faster.
+/// Any alignment that the element type allows is accepted; 16 bytes for y are faster.
 ///
 /// Channel functors run on the accumulators for up to 256 channels (with groups: 256 where a group has a
-/// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond,
-/// logits are stored to y once and finished in place.
+/// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond, fp32 logits are stored once (in y, or in the workspace
+/// where y has no room for them) and finished by a second kernel.
 ///
 /// Errors: invalid_argument (shape or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
 /// cuda_error. Batch 0 and empty outputs succeed without a launch.
-template <int Rank, class... Functors>
-[[nodiscard]] status conv_transpose(const float* x,
-                                    const float* w,
-                                    float* y,
+template <int Rank, class In, class Out, class... Functors>
+[[nodiscard]] status conv_transpose(const In* x,
+                                    const In* w,
+                                    Out* y,
                                     const conv_transpose_shape<Rank>& shape,
                                     const chain<Functors...>& functors,
                                     const options& opts,
                                     const workspace& space,
                                     cudaStream_t stream)
 {
+  static_assert(is_type_pair<In, Out>::value,
+                "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
   using chain_type = chain<Functors...>;
-  if (status s = validate(shape); !s.ok())
+  if (status s = runtime::validate_output(shape, chain_type::output_channels(shape.out_channels)); !s.ok())
   {
     return s;
   }
@@ -170,53 +237,71 @@ template <int Rank, class... Functors>
     return s;
   }
 
-  const runtime::conv_transpose_plan<chain_type> plan(s3);
-  if (status s = runtime::check_call({{"x", x, 4 * shape.input_elements()}, {"w", w, 4 * shape.weight_elements()}},
-                                     {{"y", y, 4 * shape.output_elements()}},
-                                     plan.layout,
-                                     opts,
-                                     space);
+  const runtime::conv_transpose_plan<chain_type, Out> plan(s3, opts);
+  const int64_t written   = chain_type::output_channels(shape.out_channels);
+  const int64_t total     = shape.output_slice.total(written);
+  const int64_t positions = shape.output_positions();
+  if (status s = runtime::check_call(
+        {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
+        {{"y", y, shape.batch * total * positions, shape.output_slice, written, opts.output_layout}},
+        plan.layout,
+        opts,
+        space);
       !s.ok())
   {
     return s;
   }
 
-  const bool vector = reinterpret_cast<std::uintptr_t>(y) % 16 == 0 && s3.output(2) % 4 == 0;
-  const auto run    = [&](const auto& finish) {
-    return runtime::launch_gather(plan.gather, plan.pieces, x, w, finish, space, opts.programmatic_launch, stream);
+  const In* first_x = runtime::first_of_slice(x, shape, opts);
+  const auto run    = [&](const auto& functors_of_run, auto* data, const tensor_strides& strides) {
+    // Outputs of a thread that one store takes: neighbours along w, or channels.
+    constexpr int cells    = 4;
+    const bool last        = strides.channels_last();
+    const int64_t together = last ? plan.gather.channels_per_thread : cells * plan.gather.phases_per_thread;
+    const int64_t step     = last ? gcd(strides.position, strides.sample) : gcd(s3.output(2), strides.sample);
+    const bool vector      = runtime::aligned_groups(data, step, together);
+    using chain_of_run     = std::decay_t<decltype(functors_of_run)>;
+    using element          = std::remove_pointer_t<decltype(data)>;
+    return runtime::launch_gather(plan.gather,
+                                  plan.pieces,
+                                  first_x,
+                                  w,
+                                  kernel::store_outputs<chain_of_run, element>{functors_of_run, data, strides, vector},
+                                  space,
+                                  opts.programmatic_launch,
+                                  stream);
   };
+  const tensor_strides strides = tensor_strides::of(opts.output_layout, total, positions);
+  Out* first_y                 = y + shape.output_slice.first_channel * strides.channel;
   if constexpr (!chain_type::across_channels)
   {
-    return run(kernel::store_outputs<chain_type>{functors, y, vector});
+    return run(functors, first_y, strides);
   }
   else
   {
-    if (plan.fused())
+    if (plan.fused)
     {
-      return run(kernel::store_outputs<chain_type>{functors, y, vector});
+      return run(functors, first_y, strides);
     }
-    if (status s = run(kernel::store_outputs<chain<>>{chain<>{}, y, vector}); !s.ok())
+    kernel::tensor_view<float> logits{
+      plan.logits.get(space), tensor_strides::of(opts.output_layout, shape.out_channels, positions)};
+    if constexpr (std::is_same<Out, float>::value)
+    {
+      logits = plan.in_place ? kernel::tensor_view<float>{first_y, strides} : logits;
+    }
+    if (status s = run(chain<>{}, logits.data, logits.strides); !s.ok())
     {
       return s;
     }
-    using policy            = tuning::channels_policy;
-    const int columns       = policy::columns(shape.out_channels);
-    const int64_t positions = shape.output_positions();
-    const int64_t blocks    = shape.batch * ceil_div(positions, std::max(columns, 1));
-    return runtime::launch("tconv::kernel::finish_channels",
-                           kernel::finish_channels<policy, chain_type>,
-                           {std::min(blocks, runtime::max_grid),
-                            policy::threads,
-                            static_cast<std::size_t>(shape.out_channels * columns * 4),
-                            true},
-                           stream,
-                           y,
-                           shape.batch,
-                           shape.out_channels,
-                           positions,
-                           std::max(columns, 1),
-                           columns > 0,
-                           functors);
+    return plan.columns.launch(kernel::tensor_view<const float>{logits.data, logits.strides},
+                               kernel::tensor_view<Out>{first_y, strides},
+                               shape.batch,
+                               shape.out_channels,
+                               positions,
+                               functors,
+                               space,
+                               true,
+                               stream);
   }
 }
 

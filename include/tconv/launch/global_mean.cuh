@@ -8,6 +8,7 @@
 #include "../detail/workspace_layout.hpp"
 #include "../kernel/collapse.cuh"
 #include "../shape.hpp"
+#include "conv_transpose.cuh"
 
 #include <algorithm>
 
@@ -22,13 +23,18 @@ struct collapse_plan
   collapse_problem problem;
   detail::workspace_layout::piece<double> x_sums;
   detail::workspace_layout::piece<double> w_sums;
+  detail::workspace_layout::piece<float> rows; ///< means before the chain, where that needs all channels
   int64_t input_positions;
   int64_t taps;
-  bool whole; ///< one class, all taps land, and 32-bit sizes: the lean kernel will do
+  bool whole; ///< one class, all taps land, channels first, and 32-bit sizes: the lean kernel will do
 
-  collapse_plan(detail::workspace_layout& layout, const conv_transpose_shape<3>& shape)
+  collapse_plan(detail::workspace_layout& layout,
+                const conv_transpose_shape<3>& shape,
+                bool across_channels,
+                const options& opts)
   {
     using policy          = tuning::collapse_policy;
+    problem.x             = input_strides(shape, opts);
     problem.batch         = shape.batch;
     problem.in_channels   = shape.in_channels;
     problem.out_channels  = shape.out_channels;
@@ -51,7 +57,7 @@ struct collapse_plan
       policy::weight_blocks, ceil_div(shape.in_channels * problem.out_per_group, policy::sum_threads / 32));
     input_positions = size;
     taps            = shape.taps();
-    whole           = problem.class_total() == 1 && size % 4 == 0;
+    whole           = problem.class_total() == 1 && !problem.x.channels_last();
     for (int a = 0; a < 3; ++a)
     {
       whole = whole && problem.table[a][0].taps.size() == problem.axis[a].kernel;
@@ -61,26 +67,26 @@ struct collapse_plan
          && taps < limit;
     x_sums = layout.add<double>(problem.input_sums());
     w_sums = layout.add<double>(problem.weight_sums());
+    rows   = layout.add<float>(across_channels ? shape.batch * shape.out_channels : 0);
   }
 
-  /// Class sums of x and w into the workspace.
-  [[nodiscard]] status launch_sums(
-    const float* x, const float* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
+  /// Class sums of x (first channel of the slice) and w into the workspace.
+  template <class In>
+  [[nodiscard]] status
+  launch_sums(const In* x, const In* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
   {
     using policy         = tuning::collapse_policy;
     const int64_t blocks = problem.weight_blocks + std::min(problem.input_sums(), max_grid - problem.weight_blocks);
     const launch_configuration configuration{blocks, policy::sum_threads, 0, overlap_predecessor};
-    if (whole && reinterpret_cast<std::uintptr_t>(x) % 16 == 0)
+    const int64_t width = 16 / static_cast<int64_t>(sizeof(In));
+    if (whole && aligned_groups(x, input_positions, width))
     {
       return launch("tconv::kernel::whole_sums",
-                    kernel::whole_sums<policy>,
+                    kernel::whole_sums<policy, In>,
                     configuration,
                     stream,
-                    static_cast<unsigned>(problem.input_sums()),
-                    static_cast<unsigned>(problem.slices),
-                    static_cast<unsigned>(input_positions / 4),
-                    static_cast<unsigned>(problem.weight_blocks),
-                    static_cast<unsigned>(problem.in_channels * problem.out_per_group),
+                    problem,
+                    static_cast<unsigned>(input_positions / width),
                     static_cast<unsigned>(taps),
                     x,
                     w,
@@ -88,7 +94,7 @@ struct collapse_plan
                     w_sums.get(space));
     }
     return launch("tconv::kernel::class_sums",
-                  kernel::class_sums<policy>,
+                  kernel::class_sums<policy, In>,
                   configuration,
                   stream,
                   problem,
@@ -98,9 +104,10 @@ struct collapse_plan
                   w_sums.get(space));
   }
 
-  /// Means through \p functors into y [batch, out_channels]; follows launch_sums().
+  /// Means through \p functors into y[n * y_stride + channel]; follows launch_sums().
   template <class Chain, class Out>
-  [[nodiscard]] status launch_product(Out* y, const Chain& functors, const workspace& space, cudaStream_t stream) const
+  [[nodiscard]] status
+  launch_product(Out* y, int64_t y_stride, const Chain& functors, const workspace& space, cudaStream_t stream) const
   {
     using policy         = tuning::collapse_policy;
     const int64_t tiles  = Chain::across_channels ? 1 : ceil_div(problem.out_channels, policy::product_channels);
@@ -113,6 +120,8 @@ struct collapse_plan
                   x_sums.get(space),
                   w_sums.get(space),
                   y,
+                  y_stride,
+                  rows.get(space),
                   functors);
   }
 };
@@ -123,14 +132,16 @@ struct collapse_plan
 template <int Rank, class... Functors>
 std::size_t global_mean_workspace_bytes(const conv_transpose_shape<Rank>& shape,
                                         const chain<Functors...>& = chain<>{},
-                                        const options&            = {})
+                                        const options& opts       = {})
 {
-  if (!validate(shape).ok() || shape.output_elements() == 0)
+  using chain_type = chain<Functors...>;
+  if (!runtime::validate_output(shape, chain_type::output_channels(shape.out_channels)).ok()
+      || shape.output_elements() == 0)
   {
     return 0;
   }
   detail::workspace_layout layout;
-  runtime::collapse_plan(layout, detail::canonical(shape));
+  runtime::collapse_plan(layout, detail::canonical(shape), chain_type::across_channels, opts);
   return layout.bytes();
 }
 
@@ -139,27 +150,37 @@ std::size_t global_mean_workspace_bytes(const conv_transpose_shape<Rank>& shape,
 /// Exact for any stride, padding, output_padding, dilation and groups; costs one read of x and w. Linear functors (bias, scale,
 /// affine, batch_norm) commute with the mean, so a pipeline that applies them before pooling is the same chain after it.
 ///
-/// \param x         [batch, in_channels, input...] fp32, device memory
-/// \param w         [in_channels, out_channels / groups, kernel...] fp32
-/// \param y         [batch, out_channels] fp32; must not overlap x, w or the workspace
+/// \param x         [batch, in_channels, input...], device memory; layout and slice as for conv_transpose()
+/// \param w         [in_channels, out_channels / groups, kernel...] of the type of x
+/// \param y         [batch, out_channels], or [batch, 1] where the chain reduces the channels; may be a slice of a wider
+///                  [batch, tensor_channels]; must not overlap x, w or the workspace
 /// \param shape     of the convolution
-/// \param functors  applied to the means; linear ones in double up to the first that is not
+/// \param functors  applied to the means; linear ones in double up to the first that is not, or all in fp32 where one needs all
+///                  channels
 /// \param opts      see options
 /// \param space     global_mean_workspace_bytes(shape, functors, opts) bytes
 /// \param stream    see conv_transpose()
 ///
-/// Two launches. Errors as for conv_transpose().
-template <int Rank, class... Functors>
-[[nodiscard]] status global_mean(const float* x,
-                                 const float* w,
-                                 float* y,
+/// Types as for conv_transpose(); sums are fp32 within a few values of a thread and fp64 beyond. Two launches. Errors as for
+/// conv_transpose().
+template <int Rank, class In, class Out, class... Functors>
+[[nodiscard]] status global_mean(const In* x,
+                                 const In* w,
+                                 Out* y,
                                  const conv_transpose_shape<Rank>& shape,
                                  const chain<Functors...>& functors,
                                  const options& opts,
                                  const workspace& space,
                                  cudaStream_t stream)
 {
-  if (status s = validate(shape); !s.ok())
+  static_assert(is_type_pair<In, Out>::value,
+                "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
+  static_assert(
+    !chain<Functors...>::per_position,
+    "tconv: functors with a whole tensor as operand (add_tensor and the like) need positions; a mean has none");
+  using chain_type      = chain<Functors...>;
+  const int64_t written = chain_type::output_channels(shape.out_channels);
+  if (status s = runtime::validate_output(shape, written); !s.ok())
   {
     return s;
   }
@@ -168,9 +189,10 @@ template <int Rank, class... Functors>
     return {};
   }
   detail::workspace_layout layout;
-  const runtime::collapse_plan plan(layout, detail::canonical(shape));
-  if (status s = runtime::check_call({{"x", x, 4 * shape.input_elements()}, {"w", w, 4 * shape.weight_elements()}},
-                                     {{"y", y, 4 * shape.batch * shape.out_channels}},
+  const runtime::collapse_plan plan(layout, detail::canonical(shape), chain_type::across_channels, opts);
+  const int64_t total = shape.output_slice.total(written);
+  if (status s = runtime::check_call({runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
+                                     {{"y", y, shape.batch * total}},
                                      layout,
                                      opts,
                                      space);
@@ -178,11 +200,12 @@ template <int Rank, class... Functors>
   {
     return s;
   }
-  if (status s = plan.launch_sums(x, w, space, opts.programmatic_launch, stream); !s.ok())
+  if (status s = plan.launch_sums(runtime::first_of_slice(x, shape, opts), w, space, opts.programmatic_launch, stream);
+      !s.ok())
   {
     return s;
   }
-  return plan.launch_product(y, functors, space, stream);
+  return plan.launch_product(y + shape.output_slice.first_channel, total, functors, space, stream);
 }
 
 TCONV_CUDA_NAMESPACE_END

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Policy of the kernel that finishes a chain on stored logits.
+/// Policy of the kernels that apply a chain to a stored tensor.
 
 #include "../detail/config.hpp"
 
@@ -11,22 +11,50 @@ TCONV_NAMESPACE_BEGIN
 namespace tuning
 {
 
-/// Block shape of kernel::finish_channels.
-struct channels_policy
+/// Block shape of kernel::apply_chain_columns.
+struct columns_policy
 {
   static constexpr int threads = 256;
   /// Shared memory for values: two blocks fit on sm_80 and sm_90, one on sm_86.
   static constexpr int shared_bytes = 96 * 1024;
+  /// Blocks where values lie in global memory: each has a row of its own there.
+  static constexpr int64_t scratch_blocks = 264;
+
+  /// Floats between the channels of a block: odd, so that both layouts are read without bank conflicts.
+  TCONV_HOST_DEVICE static constexpr int pitch(int columns) { return columns == 1 ? 1 : columns + 1; }
 
   /// Positions side by side in a block, for \p channels channels: as many as shared memory holds, at most 32 (one 128-byte
   /// line), a power of two; 0 where not even one column fits and values stay in global memory.
   static constexpr int columns(int64_t channels)
   {
     int result = 32;
-    while (result > 0 && channels * result > shared_bytes / 4)
+    while (result > 0 && channels > shared_bytes / 4 / pitch(result))
     {
       result /= 2;
     }
+    return result;
+  }
+};
+
+/// How kernel::apply_chain_rows holds rows in registers.
+struct rows_policy
+{
+  static constexpr int threads = 128;
+
+  int channels; ///< per thread: 4, 16 or 64
+  int lanes;    ///< threads of a row, a power of two; 0 where the row does not fit
+
+  /// Channels first: whole rows in one thread where they fit, so that warps read whole lines; at most 4 lanes, so that they still
+  /// read whole sectors. Channels last: neighbouring lanes hold neighbouring channels.
+  static constexpr rows_policy of(int64_t count, bool channels_last)
+  {
+    rows_policy result{channels_last ? (count <= 128 ? 4 : 16) : (count <= 4 ? 4 : (count <= 16 ? 16 : 64)), 1};
+    const int most = channels_last ? 32 : 4;
+    while (result.lanes <= most && static_cast<int64_t>(result.channels) * result.lanes < count)
+    {
+      result.lanes *= 2;
+    }
+    result.lanes = result.lanes <= most ? result.lanes : 0;
     return result;
   }
 };
