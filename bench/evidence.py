@@ -13,7 +13,7 @@ On the machine with the GPU (no git needed; a python3 that has torch), after a b
 Where one machine has both, --manifest can be left out. Written into --out:
 
     tests.json      a list of GoogleTest's JSONs, one per gpu_* executable
-    sanitizer.json  {"memcheck": {"tests", "errors", "status"}, "racecheck": {...}}
+    sanitizer.json  {"memcheck": {"tests", "errors", "status"}, "initcheck": {...}, "racecheck": {...}}
     bench.json      Google Benchmark's JSON, one process per benchmark
     pytorch.json    rows of pytorch_compare.py, one process per problem, with tconv's time out of bench.json
     manifest.json   the trees, GPU, driver and date of what was measured; also inside each of the others
@@ -407,6 +407,8 @@ def sanitizer_filters(session: Session) -> dict[str, str]:
     """GoogleTest filter of each tool that is asked for."""
     options = session.options
     filters = {"memcheck": f"-{options.sanitizer_skip}" if options.sanitizer_skip else "*"}
+    if options.initcheck:
+        filters["initcheck"] = filters["memcheck"]
     if options.racecheck:
         filters["racecheck"] = options.racecheck_filter
     return filters
@@ -454,7 +456,7 @@ def finish_sanitizer(session: Session, results: dict[str, Result]) -> None:
     """sanitizer.json, which says itself what did not run."""
     summary: Json = {}
     filters = sanitizer_filters(session)
-    for tool in ("memcheck", "racecheck"):
+    for tool in ("memcheck", "initcheck", "racecheck"):
         mine = {name.rsplit("/", 1)[1]: r for name, r in results.items() if name.startswith(f"sanitizer/{tool}/")}
         errors = sum(r.data["errors"] for r in mine.values())
         unfinished = [f"{name} {r.problem}" for name, r in mine.items() if r.problem and not r.data["errors"]]
@@ -729,6 +731,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--sanitizer-option", action="append", default=[], metavar="OPTION", help="one more option of compute-sanitizer"
     )
+    add("--initcheck", action="store_true", help="also run initcheck, over the tests of memcheck")
     add("--racecheck", action="store_true", help="also run racecheck")
     add("--racecheck-filter", default=RACECHECK_TESTS, metavar="PATTERNS", help="its tests (default: %(default)s)")
     add("--bench-timeout", type=float, default=60, metavar="S", help="seconds per benchmark (default: 60)")

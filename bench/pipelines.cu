@@ -47,7 +47,7 @@ shape3 p2_shape()
 /// Device copies of a problem's tensors: x rotates, everything else is shared.
 struct tensors
 {
-  rotating_buffers x;
+  rotating_buffers<> x;
   device_array w;
   device_array b;
   device_array mean;

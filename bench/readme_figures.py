@@ -34,6 +34,15 @@ DESCRIPTIONS = {
     "L2_77": "P2 with BatchNorm in train mode",
     "fold_batch_norm_128": "`fold_batch_norm` of 128 channels",
     "text_detection_head_1280x960": "text detection head for a page of 1280 x 960",
+    "L2_49_bf16_to_f32": "P1 from bf16 to fp32",
+    "L2_49_ndhwc": "P1, channels last in and out",
+    "channel_softmax_16x64x32x64x64": "`apply_chain` with softmax over channels, on an existing tensor",
+    "channel_softmax_16x64x32x64x64_ndhwc": "the same, channels last",
+    "global_mean_16x64x32x64x64": "`global_mean` of an existing tensor",
+    "global_mean_16x64x32x64x64_ndhwc": "the same, channels last",
+    "channel_moments_16x64x32x64x64": "`channel_moments` of an existing tensor",
+    "channel_moments_16x64x32x64x64_ndhwc": "the same, channels last",
+    "batch_norm_train_16x64x32x64x64": "`batch_norm_train` on an existing tensor",
 }
 
 Json = Any

@@ -7,6 +7,7 @@
 #include <tconv/options.hpp>
 #include <tconv/shape.hpp>
 #include <tconv/status.hpp>
+#include <tconv/thread/element.cuh>
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>
@@ -36,44 +37,47 @@ inline void must(cudaError_t error, const char* what)
   }
 }
 
-/// fp32 device memory with reproducible contents.
-class device_array
+/// Device memory with reproducible contents.
+template <class T>
+class typed_array
 {
 public:
-  explicit device_array(std::int64_t count, float low = 0.0f, float high = 0.0f, std::uint32_t seed = 1)
+  explicit typed_array(std::int64_t count, float low = 0.0f, float high = 0.0f, std::uint32_t seed = 1)
       : count_(std::max<std::int64_t>(count, 1))
   {
-    must(cudaMalloc(&data_, static_cast<std::size_t>(count_) * 4), "cudaMalloc");
+    must(cudaMalloc(&data_, static_cast<std::size_t>(count_) * sizeof(T)), "cudaMalloc");
     if (low == high)
     {
-      must(cudaMemset(data_, 0, static_cast<std::size_t>(count_) * 4), "cudaMemset");
+      must(cudaMemset(data_, 0, static_cast<std::size_t>(count_) * sizeof(T)), "cudaMemset");
       return;
     }
     // A linear congruential stream is random enough to keep zeros and repetitions out of the timed data.
-    std::vector<float> values(static_cast<std::size_t>(count_));
+    std::vector<T> values(static_cast<std::size_t>(count_));
     std::uint64_t bits = 0x9e3779b97f4a7c15ULL * seed;
-    for (float& v : values)
+    for (T& v : values)
     {
       bits = bits * 6364136223846793005ULL + 1442695040888963407ULL;
-      v    = low + (high - low) * (static_cast<float>(bits >> 40) * 0x1p-24f);
+      v    = tconv::from_float<T>(low + (high - low) * (static_cast<float>(bits >> 40) * 0x1p-24f));
     }
-    must(cudaMemcpy(data_, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
+    must(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
   }
-  ~device_array() { (void) cudaFree(data_); }
-  device_array(device_array&& other) noexcept : count_(other.count_), data_(std::exchange(other.data_, nullptr)) {}
-  device_array(const device_array&)            = delete;
-  device_array& operator=(const device_array&) = delete;
-  device_array& operator=(device_array&&)      = delete;
+  ~typed_array() { (void) cudaFree(data_); }
+  typed_array(typed_array&& other) noexcept : count_(other.count_), data_(std::exchange(other.data_, nullptr)) {}
+  typed_array(const typed_array&)            = delete;
+  typed_array& operator=(const typed_array&) = delete;
+  typed_array& operator=(typed_array&&)      = delete;
 
-  float* data() const { return data_; }
-  tconv::workspace as_workspace() const { return {data_, static_cast<std::size_t>(count_) * 4}; }
+  T* data() const { return data_; }
+  tconv::workspace as_workspace() const { return {data_, static_cast<std::size_t>(count_) * sizeof(T)}; }
 
 private:
   std::int64_t count_;
-  float* data_ = nullptr;
+  T* data_ = nullptr;
 };
+using device_array = typed_array<float>;
 
 /// Copies of one input that together exceed the L2 cache at least twice over; the first is random, the others equal it.
+template <class T = float>
 class rotating_buffers
 {
 public:
@@ -83,20 +87,22 @@ public:
     int l2     = 0;
     must(cudaGetDevice(&device), "cudaGetDevice");
     must(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size");
-    const std::int64_t wanted = 2 * static_cast<std::int64_t>(l2) / (4 * count) + 1;
+    const std::int64_t wanted = 2 * static_cast<std::int64_t>(l2) / (static_cast<std::int64_t>(sizeof(T)) * count) + 1;
     buffers_.emplace_back(count, low, high);
     for (std::int64_t i = 1; i < std::clamp<std::int64_t>(wanted, 4, 64); ++i)
     {
       buffers_.emplace_back(count);
-      must(cudaMemcpy(
-             buffers_.back().data(), buffers_[0].data(), static_cast<std::size_t>(count) * 4, cudaMemcpyDeviceToDevice),
+      must(cudaMemcpy(buffers_.back().data(),
+                      buffers_[0].data(),
+                      static_cast<std::size_t>(count) * sizeof(T),
+                      cudaMemcpyDeviceToDevice),
            "copy");
     }
   }
-  const float* operator[](int i) const { return buffers_[static_cast<std::size_t>(i) % buffers_.size()].data(); }
+  const T* operator[](int i) const { return buffers_[static_cast<std::size_t>(i) % buffers_.size()].data(); }
 
 private:
-  std::vector<device_array> buffers_;
+  std::vector<typed_array<T>> buffers_;
 };
 
 /// What a call must do at least: multiply-adds that land, and bytes of inputs, weights and outputs once each.
@@ -129,7 +135,15 @@ double multiply_adds(const tconv::conv_transpose_shape<Rank>& s)
   return product;
 }
 
-/// Milliseconds per call: the median of \p groups groups, each of as many calls as fill 20 ms, 20 at least.
+/// Milliseconds per call.
+struct times
+{
+  double stream; ///< on a stream, one call behind the other
+  double graph;  ///< the same calls in a graph
+  double cold;   ///< single calls, each after L2 has been overwritten
+};
+
+/// The median of \p groups groups, each of as many calls as fill 20 ms, 20 at least; cold calls one by one.
 class group_timer
 {
 public:
@@ -137,7 +151,7 @@ public:
 
   /// \p call(i, stream) queues call number i.
   template <class Call>
-  static std::pair<double, double> measure(Call call)
+  static times measure(Call call)
   {
     cudaStream_t stream = nullptr;
     cudaEvent_t begin   = nullptr;
@@ -181,12 +195,23 @@ public:
     {
       graph_times.push_back(elapsed([&] { must(cudaGraphLaunch(execution, stream), "graph"); }) / count);
     }
+    int device = 0;
+    int l2     = 0;
+    must(cudaGetDevice(&device), "cudaGetDevice");
+    must(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size");
+    const device_array other(l2 / 2); // twice the bytes of L2
+    std::vector<double> cold_times;
+    for (int i = 0; i < 3 * groups; ++i)
+    {
+      must(cudaMemsetAsync(other.data(), i, static_cast<std::size_t>(l2) * 2, stream), "flush");
+      cold_times.push_back(elapsed([&] { call(i, stream); }));
+    }
     must(cudaGraphExecDestroy(execution), "destroy");
     must(cudaGraphDestroy(graph), "destroy");
     must(cudaEventDestroy(begin), "destroy");
     must(cudaEventDestroy(end), "destroy");
     must(cudaStreamDestroy(stream), "destroy");
-    return {median(stream_times), median(graph_times)};
+    return {median(stream_times), median(graph_times), median(cold_times)};
   }
 
 private:
@@ -210,13 +235,14 @@ void measure(benchmark::State& state, const work& w, Call call)
   };
   for (auto _ : state)
   {
-    const auto [stream_ms, graph_ms] = group_timer::measure(checked);
-    state.SetIterationTime(stream_ms * 1e-3);
-    state.counters["graph_ms"] = graph_ms;
+    const times t = group_timer::measure(checked);
+    state.SetIterationTime(t.stream * 1e-3);
+    state.counters["graph_ms"] = t.graph;
+    state.counters["cold_ms"]  = t.cold;
     state.counters["gmac"]     = w.multiply_adds * 1e-9;
     state.counters["bytes"]    = w.bytes;
     state.counters["floor_ms"] = w.floor_seconds() * 1e3;
-    state.counters["of_floor"] = stream_ms * 1e-3 / w.floor_seconds();
+    state.counters["of_floor"] = t.stream * 1e-3 / w.floor_seconds();
   }
 }
 

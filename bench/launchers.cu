@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// P1 in every type and layout, and the launchers on existing tensors. Timing protocol: see common/timer.hpp.
+
+#include "common/timer.hpp"
+
+#include <tconv/tconv.cuh>
+
+#include <benchmark/benchmark.h>
+
+namespace
+{
+
+using namespace tconv_bench;
+using tconv::chain;
+using tconv::layout;
+
+/// P1 with elements of In and Out.
+template <class In, class Out>
+void p1(benchmark::State& state, layout input, layout output)
+{
+  tconv::conv_transpose_shape<3> s;
+  s.batch          = 16;
+  s.in_channels    = 32;
+  s.out_channels   = 64;
+  s.input          = {16, 32, 32};
+  s.kernel         = {3, 3, 3};
+  s.stride         = {2, 2, 2};
+  s.padding        = {1, 1, 1};
+  s.output_padding = {1, 1, 1};
+  tconv::options opts;
+  opts.input_layout  = input;
+  opts.output_layout = output;
+  const rotating_buffers<In> x(s.input_elements(), 0.0f, 1.0f);
+  const typed_array<In> w(s.weight_elements(), -0.05f, 0.05f, 2);
+  const device_array b(s.out_channels, -0.05f, 0.05f, 3);
+  const typed_array<Out> y(s.output_elements());
+  const auto functors = chain(tconv::bias(b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
+  const device_array space(
+    static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes<In, Out>(s, functors, opts) / 4));
+  const work counted{multiply_adds(s),
+                     static_cast<double>(sizeof(In)) * static_cast<double>(s.input_elements() + s.weight_elements())
+                       + static_cast<double>(sizeof(Out)) * static_cast<double>(s.output_elements())};
+  measure(state, counted, [&](int i, cudaStream_t stream) {
+    return tconv::conv_transpose(x[i], w.data(), y.data(), s, functors, opts, space.as_workspace(), stream);
+  });
+}
+
+/// A launcher on the output of P1's convolution: [16, 64, 32, 64, 64]. call(x, y, shape, options, workspace, stream).
+template <class T, class Bytes, class Call>
+void on_tensor(benchmark::State& state, layout order, double passes, Bytes workspace_bytes, Call call)
+{
+  tconv::tensor_shape<3> s;
+  s.batch    = 16;
+  s.channels = 64;
+  s.extent   = {32, 64, 64};
+  tconv::options opts;
+  opts.input_layout  = order;
+  opts.output_layout = order;
+  const rotating_buffers<T> x(s.elements(), -2.0f, 2.0f);
+  const typed_array<T> y(s.elements());
+  const device_array space(static_cast<std::int64_t>(workspace_bytes(s, opts) / 4));
+  const work counted{0.0, passes * static_cast<double>(sizeof(T)) * static_cast<double>(s.elements())};
+  measure(state, counted, [&](int i, cudaStream_t stream) {
+    return call(x[i], y.data(), s, opts, space.as_workspace(), stream);
+  });
+}
+
+const auto softmax = chain<tconv::channel_softmax>(tconv::channel_softmax{});
+
+template <class T>
+void channel_softmax(benchmark::State& state, layout order)
+{
+  on_tensor<T>(
+    state,
+    order,
+    2.0,
+    [](const auto& s, const auto& opts) { return tconv::apply_chain_workspace_bytes(s, softmax, opts); },
+    [](auto* x, auto* y, const auto& s, const auto& opts, tconv::workspace space, cudaStream_t stream) {
+      return tconv::apply_chain(x, y, s, softmax, opts, space, stream);
+    });
+}
+
+template <class T>
+void global_mean(benchmark::State& state, layout order)
+{
+  on_tensor<T>(
+    state,
+    order,
+    1.0,
+    [](const auto& s, const auto& opts) { return tconv::global_mean_workspace_bytes(s, chain<>{}, opts); },
+    [](auto* x, auto* y, const auto& s, const auto& opts, tconv::workspace space, cudaStream_t stream) {
+      return tconv::global_mean(x, y, s, chain<>{}, opts, space, stream);
+    });
+}
+
+template <class T>
+void channel_moments(benchmark::State& state, layout order)
+{
+  const device_array mean(64), variance(64);
+  on_tensor<T>(
+    state,
+    order,
+    1.0,
+    [](const auto& s, const auto& opts) { return tconv::channel_moments_workspace_bytes(s, opts); },
+    [&](auto* x, auto*, const auto& s, const auto& opts, tconv::workspace space, cudaStream_t stream) {
+      return tconv::channel_moments(x, mean.data(), variance.data(), s, opts, space, stream);
+    });
+}
+
+template <class T>
+void batch_norm_train(benchmark::State& state, layout order)
+{
+  const device_array gamma(64, 0.5f, 1.5f), beta(64, -1.0f, 1.0f), mean(64), variance(64);
+  const tconv::batch_norm_arguments arguments{gamma.data(), beta.data(), mean.data(), variance.data()};
+  on_tensor<T>(
+    state,
+    order,
+    3.0,
+    [](const auto& s, const auto& opts) { return tconv::batch_norm_train_workspace_bytes(s, chain<>{}, opts); },
+    [&](auto* x, auto* y, const auto& s, const auto& opts, tconv::workspace space, cudaStream_t stream) {
+      return tconv::batch_norm_train(x, y, s, arguments, chain<>{}, opts, space, stream);
+    });
+}
+
+void add(const char* name, void (*body)(benchmark::State&))
+{
+  benchmark::RegisterBenchmark(name, body)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
+}
+
+constexpr layout first = layout::channels_first;
+constexpr layout last  = layout::channels_last;
+
+} // namespace
+
+int main(int argc, char** argv)
+{
+  using bf16 = __nv_bfloat16;
+  add("L2_49/half/f16", [](benchmark::State& s) { p1<__half, __half>(s, first, first); });
+  add("L2_49/half/bf16", [](benchmark::State& s) { p1<bf16, bf16>(s, first, first); });
+  add("L2_49_bf16_to_f32/half/bf16", [](benchmark::State& s) { p1<bf16, float>(s, first, first); });
+  add("L2_49_ndhwc/precise/f32", [](benchmark::State& s) { p1<float, float>(s, last, last); });
+  add("L2_49_ndhwc/half/bf16", [](benchmark::State& s) { p1<bf16, bf16>(s, last, last); });
+  add("channel_softmax_16x64x32x64x64/precise/f32", [](benchmark::State& s) { channel_softmax<float>(s, first); });
+  add("channel_softmax_16x64x32x64x64_ndhwc/precise/f32", [](benchmark::State& s) { channel_softmax<float>(s, last); });
+  add("channel_softmax_16x64x32x64x64/half/bf16", [](benchmark::State& s) { channel_softmax<bf16>(s, first); });
+  add("channel_softmax_16x64x32x64x64_ndhwc/half/bf16", [](benchmark::State& s) { channel_softmax<bf16>(s, last); });
+  add("global_mean_16x64x32x64x64/precise/f32", [](benchmark::State& s) { global_mean<float>(s, first); });
+  add("global_mean_16x64x32x64x64_ndhwc/precise/f32", [](benchmark::State& s) { global_mean<float>(s, last); });
+  add("channel_moments_16x64x32x64x64/precise/f32", [](benchmark::State& s) { channel_moments<float>(s, first); });
+  add("channel_moments_16x64x32x64x64_ndhwc/precise/f32", [](benchmark::State& s) { channel_moments<float>(s, last); });
+  add("channel_moments_16x64x32x64x64/half/bf16", [](benchmark::State& s) { channel_moments<bf16>(s, first); });
+  add("batch_norm_train_16x64x32x64x64/precise/f32", [](benchmark::State& s) { batch_norm_train<float>(s, first); });
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv))
+  {
+    return 1;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}
