@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "../epilogue.cuh"
+
+[[maybe_unused]] static const bool added = tconv_torch::add_epilogue("tanh", tconv::tanh());
