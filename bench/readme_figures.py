@@ -123,7 +123,14 @@ def make_figures(results: Path) -> str:
 
     header = ["problem", "math, type", "tconv ms", "floor ms", "PyTorch expert ms", "PyTorch eager ms"]
     lines = [header, ["---", "---", "---:", "---:", "---:", "---:"]]
-    lines += [make_row(row, pytorch) for row in bench["benchmarks"]]
+    # In the order of the descriptions, the precise ones first; then what has none.
+    order = {problem: place for place, problem in enumerate(DESCRIPTIONS)}
+
+    def rank(row: Json) -> tuple[int, bool]:
+        problem, math_mode = str(row["name"]).split("/")[:2]
+        return order.get(problem, len(order)), math_mode != "precise"
+
+    lines += [make_row(row, pytorch) for row in sorted(bench["benchmarks"], key=rank)]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
     versions = sorted({str(row["torch"]) for row in pytorch_rows})
