@@ -60,10 +60,14 @@ void check_reducing_chains()
     for (int i = 0; i < 4; ++i) // both layouts of both tensors
     {
       check_reducing<In, Out>(in, tconv::channel_max{}, arrangement::number(number), [](double) { return 0.0; });
-      check_reducing<In, Out>(in, tconv::channel_logsumexp{}, arrangement::number(number), [&](double v) {
-        const double own = static_cast<double>(shape.out_channels + 8) * u;
-        return own + ulp(std::fabs(v) + own) / 2;
-      });
+      // Each chain and type instantiates the engine once more: half types have one of them.
+      if constexpr (sizeof(In) == sizeof(float))
+      {
+        check_reducing<In, Out>(in, tconv::channel_logsumexp{}, arrangement::number(number), [&](double v) {
+          const double own = static_cast<double>(shape.out_channels + 8) * u;
+          return own + ulp(std::fabs(v) + own) / 2;
+        });
+      }
       number += 5;
     }
   }

@@ -180,7 +180,7 @@ inline void plan_tiles(gather_problem& problem, const gather_traits& traits)
       {
         floats = std::min<int64_t>(floats * (a == 2 ? extent[a] + 1 : extent[a]), int64_t{1} << 40);
       }
-      floats += problem.tile_groups * (problem.x.channels_last() ? 32 : 1); // padding of planes
+      floats += problem.tile_groups * (problem.x.channels_last() ? int64_t{32} : int64_t{1}); // padding of planes
       const bool fits = floats <= room && small;
 
       const double tiles = static_cast<double>(ceil_div(cells[0], d)) * static_cast<double>(ceil_div(cells[1], h))

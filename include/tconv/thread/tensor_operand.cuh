@@ -42,7 +42,10 @@ struct tensor_functor
       return position >= 0 ? to_float(line[position * step]) : 0.0f;
     }
     TCONV_HOST_DEVICE float operator()(float v, int64_t position) const { return Op{}(v, operand_at(position)); }
-    double reference(double v, int64_t position) const { return Op{}(v, static_cast<double>(operand_at(position))); }
+    TCONV_HOST_DEVICE double reference(double v, int64_t position) const
+    {
+      return Op{}(v, static_cast<double>(operand_at(position)));
+    }
   };
   TCONV_HOST_DEVICE bound bind(const coordinate& at) const
   {

@@ -36,14 +36,9 @@ int main()
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
   {
     // Arguments are checked on the host: an error, not a crash.
-    const tconv::status s = tconv::conv_transpose(static_cast<const float*>(nullptr),
-                                                  nullptr,
-                                                  nullptr,
-                                                  shape,
-                                                  functors,
-                                                  tconv::options{},
-                                                  tconv::workspace{},
-                                                  nullptr);
+    float* const none     = nullptr;
+    const tconv::status s = tconv::conv_transpose(
+      none, none, none, shape, functors, tconv::options{}, tconv::workspace{}, nullptr);
     return s.ok() ? fail("null pointers were accepted") : no_gpu;
   }
 
