@@ -3,6 +3,7 @@
 /// \file
 /// P1 in every type and layout, and the launchers on existing tensors. Timing protocol: see common/timer.hpp.
 
+#include "common/problems.hpp"
 #include "common/timer.hpp"
 
 #include <tconv/tconv.cuh>
@@ -20,15 +21,7 @@ using tconv::layout;
 template <class In, class Out>
 void p1(benchmark::State& state, layout input, layout output)
 {
-  tconv::conv_transpose_shape<3> s;
-  s.batch          = 16;
-  s.in_channels    = 32;
-  s.out_channels   = 64;
-  s.input          = {16, 32, 32};
-  s.kernel         = {3, 3, 3};
-  s.stride         = {2, 2, 2};
-  s.padding        = {1, 1, 1};
-  s.output_padding = {1, 1, 1};
+  const shape3 s = p1_shape();
   tconv::options opts;
   opts.input_layout  = input;
   opts.output_layout = output;

@@ -6,6 +6,7 @@
 /// Timing protocol: inputs rotate over several buffers that together exceed L2, at least 20 calls between two events, the
 /// same calls also captured in one graph; the median of 7 such groups after a warm-up. Reported as manual time per call.
 
+#include "common/problems.hpp"
 #include "common/timer.hpp"
 
 #include <tconv/tconv.cuh>
@@ -17,32 +18,6 @@ namespace
 
 using namespace tconv_bench;
 using tconv::chain;
-using shape3 = tconv::conv_transpose_shape<3>;
-
-shape3 p1_shape()
-{
-  shape3 s;
-  s.batch          = 16;
-  s.in_channels    = 32;
-  s.out_channels   = 64;
-  s.input          = {16, 32, 32};
-  s.kernel         = {3, 3, 3};
-  s.stride         = {2, 2, 2};
-  s.padding        = {1, 1, 1};
-  s.output_padding = {1, 1, 1};
-  return s;
-}
-
-shape3 p2_shape()
-{
-  shape3 s;
-  s.batch        = 16;
-  s.in_channels  = 64;
-  s.out_channels = 128;
-  s.input        = {16, 32, 32};
-  s.kernel       = {5, 5, 5};
-  return s;
-}
 
 /// Device copies of a problem's tensors: x rotates, everything else is shared.
 struct tensors

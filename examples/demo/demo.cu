@@ -32,31 +32,6 @@ namespace golden = tconv_test::golden;
 using tconv::chain;
 using shape3 = tconv::conv_transpose_shape<3>;
 
-shape3 p1_shape(const golden::extents& e)
-{
-  shape3 s;
-  s.batch          = e.batch;
-  s.in_channels    = 32;
-  s.out_channels   = 64;
-  s.input          = {e.depth, e.height, e.width};
-  s.kernel         = {3, 3, 3};
-  s.stride         = {2, 2, 2};
-  s.padding        = {1, 1, 1};
-  s.output_padding = {1, 1, 1};
-  return s;
-}
-
-shape3 p2_shape(const golden::extents& e)
-{
-  shape3 s;
-  s.batch        = e.batch;
-  s.in_channels  = 64;
-  s.out_channels = 128;
-  s.input        = {e.depth, e.height, e.width};
-  s.kernel       = {5, 5, 5};
-  return s;
-}
-
 /// What one pipeline came to.
 struct outcome
 {
@@ -132,7 +107,7 @@ bool run_reference()
   std::printf("no GPU: the CPU reference, in double, at reduced extents\n");
   bool good = true;
   {
-    const shape3 s    = p1_shape(golden::p1_reduced);
+    const shape3 s    = golden::p1_shape(golden::p1_reduced);
     const auto inputs = golden::make_p1_inputs(golden::p1_reduced);
     const auto start  = std::chrono::steady_clock::now();
     std::vector<double> y(static_cast<std::size_t>(s.output_elements()));
@@ -148,7 +123,7 @@ bool run_reference()
     });
     good               = report("P1", s, {error, ms}, p1_limit) && good;
   }
-  const shape3 s = p2_shape(golden::p2_reduced);
+  const shape3 s = golden::p2_shape(golden::p2_reduced);
   for (const bool train : {false, true})
   {
     auto inputs      = golden::make_p2_inputs(golden::p2_reduced);
@@ -259,7 +234,7 @@ bool run_gpu(const char* device)
   std::printf("on %s, full extents\n", device);
   bool good = true;
   {
-    const shape3 s    = p1_shape(golden::p1_full);
+    const shape3 s    = golden::p1_shape(golden::p1_full);
     const auto inputs = golden::make_p1_inputs(golden::p1_full);
     device_array x(inputs.x), w(inputs.weight), b(inputs.bias), y(static_cast<std::size_t>(s.output_elements()));
     const auto functors = chain(tconv::bias(b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
@@ -275,7 +250,7 @@ bool run_gpu(const char* device)
     });
     good               = report("P1", s, {error, ms}, p1_limit) && good;
   }
-  const shape3 s    = p2_shape(golden::p2_full);
+  const shape3 s    = golden::p2_shape(golden::p2_full);
   const auto inputs = golden::make_p2_inputs(golden::p2_full);
   device_array x(inputs.x), w(inputs.weight), b(inputs.bias), gamma(inputs.gamma), beta(inputs.beta);
   device_array mean(inputs.running_mean), var(inputs.running_var);

@@ -9,6 +9,7 @@
 #include "status.hpp"
 #include "taps.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <limits>
@@ -142,11 +143,6 @@ struct conv_transpose_shape
   constexpr int64_t output_elements() const { return batch * out_channels * output_positions(); }
   /// Elements of the tensor that holds x: its slice and the channels beside it.
   constexpr int64_t input_tensor_elements() const { return batch * input_slice.total(in_channels) * input_positions(); }
-  /// Elements of the tensor that holds y, as many channels as the convolution has.
-  constexpr int64_t output_tensor_elements() const
-  {
-    return batch * output_slice.total(out_channels) * output_positions();
-  }
 
 private:
   static constexpr int64_t product(const extents& values)
@@ -264,15 +260,9 @@ status validate_axis(const conv_transpose_shape<Rank>& shape, int axis)
   return {};
 }
 
-} // namespace detail
-
-/// Checks every rule of a shape; the message of a failure names the field, the axis and the rule.
-///
-/// \p element_size: size in bytes of one tensor element; the bytes of x, w and y, and of the tensors that hold them, must fit 63
-/// bits.
-/// Output extent 0 and batch 0 are legal: launchers then succeed and write nothing.
+/// validate() for a result of \p written channels, which is what the output slice holds: a chain may reduce the channels.
 template <int Rank>
-[[nodiscard]] status validate(const conv_transpose_shape<Rank>& shape, int64_t element_size = 4)
+[[nodiscard]] status validate_result(const conv_transpose_shape<Rank>& shape, int64_t written, int64_t element_size = 4)
 {
   struct rule
   {
@@ -308,17 +298,17 @@ template <int Rank>
   }
   for (int axis = 0; axis < Rank; ++axis)
   {
-    if (status s = detail::validate_axis(shape, axis); !s.ok())
+    if (status s = validate_axis(shape, axis); !s.ok())
     {
       return s;
     }
   }
 
-  if (status s = detail::validate_slice(shape.input_slice, "input_slice", shape.in_channels); !s.ok())
+  if (status s = validate_slice(shape.input_slice, "input_slice", shape.in_channels); !s.ok())
   {
     return s;
   }
-  if (status s = detail::validate_slice(shape.output_slice, "output_slice", shape.out_channels); !s.ok())
+  if (status s = validate_slice(shape.output_slice, "output_slice", written); !s.ok())
   {
     return s;
   }
@@ -326,20 +316,19 @@ template <int Rank>
   int64_t x   = element_size;
   int64_t w   = element_size;
   int64_t y   = element_size;
-  bool x_fits = detail::multiply_checked(x, shape.input_slice.total(shape.in_channels));
-  bool w_fits = detail::multiply_checked(w, shape.in_channels)
-             && detail::multiply_checked(w, shape.out_channels / shape.groups);
-  bool y_fits = detail::multiply_checked(y, shape.output_slice.total(shape.out_channels));
+  bool x_fits = multiply_checked(x, shape.input_slice.total(shape.in_channels));
+  bool w_fits = multiply_checked(w, shape.in_channels) && multiply_checked(w, shape.out_channels / shape.groups);
+  bool y_fits = multiply_checked(y, std::max(shape.output_slice.total(written), shape.out_channels));
   for (int axis = 0; axis < Rank; ++axis)
   {
     const auto a = static_cast<std::size_t>(axis);
-    x_fits       = x_fits && detail::multiply_checked(x, shape.input[a]);
-    w_fits       = w_fits && detail::multiply_checked(w, shape.kernel[a]);
-    y_fits       = y_fits && detail::multiply_checked(y, shape.output(axis));
+    x_fits       = x_fits && multiply_checked(x, shape.input[a]);
+    w_fits       = w_fits && multiply_checked(w, shape.kernel[a]);
+    y_fits       = y_fits && multiply_checked(y, shape.output(axis));
   }
   // Batch last: with batch 0 the sizes of one sample must fit all the same.
-  x_fits = x_fits && detail::multiply_checked(x, shape.batch);
-  y_fits = y_fits && detail::multiply_checked(y, shape.batch);
+  x_fits = x_fits && multiply_checked(x, shape.batch);
+  y_fits = y_fits && multiply_checked(y, shape.batch);
   if (!x_fits || !w_fits || !y_fits)
   {
     return status::error(status_code::invalid_argument,
@@ -347,6 +336,19 @@ template <int Rank>
                          !x_fits ? "x" : (!w_fits ? "w" : "y"));
   }
   return {};
+}
+
+} // namespace detail
+
+/// Checks every rule of a shape; the message of a failure names the field, the axis and the rule.
+///
+/// \p element_size: size in bytes of one tensor element; the bytes of x, w and y, and of the tensors that hold them, must fit 63
+/// bits.
+/// Output extent 0 and batch 0 are legal: launchers then succeed and write nothing.
+template <int Rank>
+[[nodiscard]] status validate(const conv_transpose_shape<Rank>& shape, int64_t element_size = 4)
+{
+  return detail::validate_result(shape, shape.out_channels, element_size);
 }
 
 namespace detail

@@ -36,18 +36,6 @@ struct tensor_shape
   }
   /// Elements of the slice.
   constexpr int64_t elements() const { return batch * channels * positions(); }
-
-  /// The output of a convolution, and where that stands: \p input_slice is left alone.
-  static constexpr tensor_shape output_of(const conv_transpose_shape<Rank>& shape)
-  {
-    tensor_shape result;
-    result.batch        = shape.batch;
-    result.channels     = shape.out_channels;
-    result.extent       = shape.output();
-    result.input_slice  = shape.output_slice;
-    result.output_slice = shape.output_slice;
-    return result;
-  }
 };
 
 /// Checks every rule of a shape; the message of a failure names the field, the axis and the rule.

@@ -6,6 +6,8 @@
 
 #include "golden.hpp"
 
+#include <tconv/shape.hpp>
+
 #include <cstddef>
 #include <vector>
 
@@ -62,6 +64,33 @@ struct p2_inputs
   std::vector<float> running_mean; ///< [128], before the step
   std::vector<float> running_var;  ///< [128], before the step
 };
+
+/// P1's convolution over extents \p e.
+inline tconv::conv_transpose_shape<3> p1_shape(const extents& e)
+{
+  tconv::conv_transpose_shape<3> s;
+  s.batch          = e.batch;
+  s.in_channels    = 32;
+  s.out_channels   = 64;
+  s.input          = {e.depth, e.height, e.width};
+  s.kernel         = {3, 3, 3};
+  s.stride         = {2, 2, 2};
+  s.padding        = {1, 1, 1};
+  s.output_padding = {1, 1, 1};
+  return s;
+}
+
+/// P2's convolution over extents \p e.
+inline tconv::conv_transpose_shape<3> p2_shape(const extents& e)
+{
+  tconv::conv_transpose_shape<3> s;
+  s.batch        = e.batch;
+  s.in_channels  = 64;
+  s.out_channels = 128;
+  s.input        = {e.depth, e.height, e.width};
+  s.kernel       = {5, 5, 5};
+  return s;
+}
 
 /// For p2_full or p2_reduced.
 inline p2_inputs make_p2_inputs(const extents& e)

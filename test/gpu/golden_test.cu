@@ -17,31 +17,6 @@ namespace
 using namespace tconv_test;
 using tconv::chain;
 
-tconv::conv_transpose_shape<3> p1_shape(const golden::extents& e)
-{
-  tconv::conv_transpose_shape<3> s;
-  s.batch          = e.batch;
-  s.in_channels    = 32;
-  s.out_channels   = 64;
-  s.input          = {e.depth, e.height, e.width};
-  s.kernel         = {3, 3, 3};
-  s.stride         = {2, 2, 2};
-  s.padding        = {1, 1, 1};
-  s.output_padding = {1, 1, 1};
-  return s;
-}
-
-tconv::conv_transpose_shape<3> p2_shape(const golden::extents& e)
-{
-  tconv::conv_transpose_shape<3> s;
-  s.batch        = e.batch;
-  s.in_channels  = 64;
-  s.out_channels = 128;
-  s.input        = {e.depth, e.height, e.width};
-  s.kernel       = {5, 5, 5};
-  return s;
-}
-
 class golden_gpu : public gpu_test
 {};
 
@@ -63,7 +38,7 @@ double largest_error(const float* y, const double* expected, std::int64_t elemen
 
 void check_p1(const golden::extents& e, const double* logits, const double* outputs)
 {
-  const auto s      = p1_shape(e);
+  const auto s      = golden::p1_shape(e);
   const auto inputs = golden::make_p1_inputs(e);
   device_buffer<float> x(inputs.x), w(inputs.weight), b(inputs.bias), y(s.output_elements());
   const auto call = [&](const auto& functors) {
@@ -98,7 +73,7 @@ void check_p2(const golden::extents& e,
               const double* running_mean,
               const double* running_var)
 {
-  const auto s      = p2_shape(e);
+  const auto s      = golden::p2_shape(e);
   const auto inputs = golden::make_p2_inputs(e);
   device_buffer<float> x(inputs.x), w(inputs.weight), b(inputs.bias), gamma(inputs.gamma), beta(inputs.beta);
   device_buffer<float> mean(inputs.running_mean), var(inputs.running_var), y(s.batch * s.out_channels);

@@ -270,7 +270,9 @@ void check_train(const tensor3& shape, std::uint32_t seed, const arrangement& ho
                        + slope * s.range[c] * (s.variance_error(c) / var / 2 + 4 * 0x1p-24)
                        + 0x1p-24 * (std::fabs(static_cast<double>(beta[c])) + slope * s.range[c]);
     ASSERT_LE(std::fabs(static_cast<double>(y[i]) - expected[i]),
-              bound + half_ulp_of(expected[i], format_of<Out>::value) * 1.01)
+              bound
+                + std::fmax(half_ulp_of(expected[i], format_of<Out>::value),
+                            half_ulp_of(static_cast<double>(y[i]), format_of<Out>::value)))
       << i;
   }
   const auto got_mean     = d_mean.download();
@@ -420,6 +422,30 @@ TEST_F(reduce_space_gpu, one_value_per_channel)
   const auto two = train({1.0f, 3.0f}, make_tensor(1, 1, {1, 1, 2}), nullptr, nullptr);
   EXPECT_NEAR(two[0], -0.999995f, 1e-6f);
   EXPECT_NEAR(two[1], 0.999995f, 1e-6f);
+}
+
+// Checked before anything is launched, so without a GPU too: y may be x, and nothing else may overlap it.
+TEST(reduce_space_arguments, outputs_of_batch_norm_train_stay_clear_of_x)
+{
+  const tensor3 shape       = make_tensor(2, 3, {1, 1, 8});
+  const std::uintptr_t base = std::uintptr_t{1} << 40;
+  const auto at             = [&](std::uintptr_t offset) { return reinterpret_cast<float*>(base + offset); };
+  const std::size_t bytes   = tconv::batch_norm_train_workspace_bytes(shape);
+  const auto message        = [&](float* y, float* running_mean, std::uintptr_t space) {
+    const tconv::status s = tconv::batch_norm_train(at(0),
+                                                    y,
+                                                    shape,
+                                                    {nullptr, nullptr, running_mean, nullptr},
+                                                    chain<>{},
+                                                    tconv::options{},
+                                                    {at(space), bytes},
+                                                    nullptr);
+    return std::string(s.message());
+  };
+  EXPECT_EQ(message(at(0), at(64), 1 << 20), "batch_norm.running_mean: must not overlap x");
+  EXPECT_EQ(message(at(4), nullptr, 1 << 20), "y: must not overlap x");
+  EXPECT_EQ(message(at(0), nullptr, 0), "y: must not overlap workspace");
+  EXPECT_EQ(message(at(1 << 16), nullptr, 0), "workspace: must not overlap x");
 }
 
 // A NaN in one channel is that channel's, and that sample's mean, alone.

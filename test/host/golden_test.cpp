@@ -29,31 +29,6 @@ using shape3  = tconv::conv_transpose_shape<3>;
 // rest of this.
 constexpr double relative = 1e-12;
 
-shape3 p1_shape(const golden::extents& e)
-{
-  shape3 s;
-  s.batch          = e.batch;
-  s.in_channels    = 32;
-  s.out_channels   = 64;
-  s.input          = {e.depth, e.height, e.width};
-  s.kernel         = {3, 3, 3};
-  s.stride         = {2, 2, 2};
-  s.padding        = {1, 1, 1};
-  s.output_padding = {1, 1, 1};
-  return s;
-}
-
-shape3 p2_shape(const golden::extents& e)
-{
-  shape3 s;
-  s.batch        = e.batch;
-  s.in_channels  = 64;
-  s.out_channels = 128;
-  s.input        = {e.depth, e.height, e.width};
-  s.kernel       = {5, 5, 5};
-  return s;
-}
-
 TEST(golden_inputs, are_those_of_numpy)
 {
   // First elements as printed by test/golden/uniform.py, and the scale of each tensor.
@@ -66,7 +41,7 @@ TEST(golden_inputs, are_those_of_numpy)
 TEST(golden_p1, reduced)
 {
   const auto in = golden::make_p1_inputs(golden::p1_reduced);
-  const auto s  = p1_shape(golden::p1_reduced);
+  const auto s  = golden::p1_shape(golden::p1_reduced);
   ASSERT_EQ(s.output_elements(), golden::p1_output_elements(golden::p1_reduced));
   const auto elements = static_cast<std::size_t>(s.output_elements());
   doubles y(elements);
@@ -92,7 +67,7 @@ TEST(golden_p1, reduced)
 TEST(golden_p1, full_at_the_samples)
 {
   const auto in = golden::make_p1_inputs(golden::p1_full);
-  const auto s  = p1_shape(golden::p1_full);
+  const auto s  = golden::p1_shape(golden::p1_full);
   ASSERT_EQ(s.output_elements(), golden::p1_output_elements(golden::p1_full));
   double largest = 0.0;
   for (int j = 0; j < golden::samples; ++j)
@@ -175,7 +150,7 @@ void expect_outputs(const doubles& got, const double* expected)
 TEST(golden_p2, reduced_eval)
 {
   auto in      = golden::make_p2_inputs(golden::p2_reduced);
-  const auto s = p2_shape(golden::p2_reduced);
+  const auto s = golden::p2_shape(golden::p2_reduced);
   doubles y    = p2_reduced_values(in, s);
   tconv::reference::batch_norm_eval(y.data(), s.batch, 128, s.output_positions(), p2_arguments(in));
   expect_outputs(tconv::reference::global_mean(y.data(), s.batch, 128, s.output_positions()), golden::p2_reduced_eval);
@@ -184,7 +159,7 @@ TEST(golden_p2, reduced_eval)
 TEST(golden_p2, reduced_eval_as_a_chain)
 {
   auto in      = golden::make_p2_inputs(golden::p2_reduced);
-  const auto s = p2_shape(golden::p2_reduced);
+  const auto s = golden::p2_shape(golden::p2_reduced);
   doubles y    = p2_reduced_values(in, s);
   const tconv::batch_norm functor(
     in.running_mean.data(), in.running_var.data(), in.gamma.data(), in.beta.data(), golden::eps);
@@ -195,7 +170,7 @@ TEST(golden_p2, reduced_eval_as_a_chain)
 TEST(golden_p2, reduced_train)
 {
   auto in      = golden::make_p2_inputs(golden::p2_reduced);
-  const auto s = p2_shape(golden::p2_reduced);
+  const auto s = golden::p2_shape(golden::p2_reduced);
   doubles y    = p2_reduced_values(in, s);
   tconv::reference::batch_norm_train(y.data(), s.batch, 128, s.output_positions(), p2_arguments(in));
   expect_outputs(tconv::reference::global_mean(y.data(), s.batch, 128, s.output_positions()), golden::p2_reduced_train);
@@ -254,7 +229,7 @@ TEST(golden_p2, full_eval)
 {
   auto in       = golden::make_p2_inputs(golden::p2_full);
   doubles means = p2_full_means(in);
-  const auto s  = p2_shape(golden::p2_full);
+  const auto s  = golden::p2_shape(golden::p2_full);
   EXPECT_EQ(s.output(), (std::array<std::int64_t, 3>{20, 36, 36}));
   // BatchNorm in eval mode is affine and commutes with the mean.
   tconv::reference::batch_norm_eval(means.data(), 16, 128, 1, p2_arguments(in));

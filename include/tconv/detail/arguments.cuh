@@ -5,7 +5,7 @@
 /// Checks of pointers that every launcher makes before its first launch.
 
 #include "../batch_norm_arguments.hpp"
-#include "../shape.hpp"
+#include "../tensor_shape.hpp"
 #include "launch.cuh"
 #include "workspace_layout.hpp"
 
@@ -25,8 +25,9 @@ struct argument
   int64_t bytes;
   std::size_t alignment;
   channel_slice slice;
-  int64_t channels; ///< of the slice; 0 where the argument is not a slice
-  layout order;     ///< of the tensor that it is a slice of
+  int64_t channels;      ///< of the slice; 0 where the argument is not a slice
+  layout order;          ///< of the tensor that it is a slice of
+  bool in_place = false; ///< an input each element of which is read before an output that is the same slice is written
 
   /// \p elements of type T.
   template <class T>
@@ -95,14 +96,22 @@ using argument_list = std::initializer_list<argument>;
           || b.slice.first_channel + b.channels <= a.slice.first_channel);
 }
 
-/// Rejects an output that overlaps an input: kernels read inputs after they have written outputs.
+/// True if both are the same slice of the same tensor.
+[[nodiscard]] inline bool same_slice(const argument& a, const argument& b)
+{
+  return a.data == b.data && a.bytes == b.bytes && a.alignment == b.alignment && a.order == b.order
+      && a.slice.first_channel == b.slice.first_channel;
+}
+
+/// Rejects an output that overlaps an input: kernels read inputs after they have written outputs, but for in_place ones.
 [[nodiscard]] inline status check_disjoint(const argument& output, const argument& other)
 {
   const auto begin_a = reinterpret_cast<std::uintptr_t>(output.data);
   const auto begin_b = reinterpret_cast<std::uintptr_t>(other.data);
   if (output.data == nullptr || other.data == nullptr || output.bytes == 0 || other.bytes == 0
       || begin_a + static_cast<std::uintptr_t>(output.bytes) <= begin_b
-      || begin_b + static_cast<std::uintptr_t>(other.bytes) <= begin_a || disjoint_slices(output, other))
+      || begin_b + static_cast<std::uintptr_t>(other.bytes) <= begin_a || disjoint_slices(output, other)
+      || (other.in_place && same_slice(output, other)))
   {
     return {};
   }
@@ -164,6 +173,38 @@ using argument_list = std::initializer_list<argument>;
     }
   }
   return {};
+}
+
+/// Strides of the tensor that holds x.
+template <int Rank>
+[[nodiscard]] tensor_strides input_strides(const conv_transpose_shape<Rank>& shape, const options& opts)
+{
+  return tensor_strides::of(opts.input_layout, shape.input_slice.total(shape.in_channels), shape.input_positions());
+}
+template <int Rank>
+[[nodiscard]] tensor_strides input_strides(const tensor_shape<Rank>& shape, const options& opts)
+{
+  return tensor_strides::of(opts.input_layout, shape.input_slice.total(shape.channels), shape.positions());
+}
+
+/// The first channel of the slice x.
+template <class In, class Shape>
+[[nodiscard]] const In* first_of_slice(const In* x, const Shape& shape, const options& opts)
+{
+  return x + shape.input_slice.first_channel * input_strides(shape, opts).channel;
+}
+
+/// x as an argument: all of the tensor that it is a slice of.
+template <class In, int Rank>
+[[nodiscard]] argument input_argument(const In* x, const conv_transpose_shape<Rank>& shape, const options& opts)
+{
+  return {"x", x, shape.input_tensor_elements(), shape.input_slice, shape.in_channels, opts.input_layout};
+}
+template <class In, int Rank>
+[[nodiscard]] argument input_argument(const In* x, const tensor_shape<Rank>& shape, const options& opts)
+{
+  const int64_t elements = shape.batch * shape.input_slice.total(shape.channels) * shape.positions();
+  return {"x", x, elements, shape.input_slice, shape.channels, opts.input_layout};
 }
 
 /// eps and momentum, which every BatchNorm launcher takes.

@@ -138,8 +138,8 @@ TCONV_DEVICE double sum_taps(const In* first, Index taps, Lands lands)
   return sum;
 }
 
-/// Sum of \p channel over rows [first_row, last_row) of the box \p box; rows are (d, h) pairs. \p Columns threads side by side
-/// along w, \p Rows rows at a time, of which the caller is number \p row and \p column. Every thread returns its share.
+/// Sum of \p channel over rows [first_row, last_row) of the box \p box; rows are (d, h) pairs. \p columns threads stand side by side
+/// along w and \p rows behind each other, of which the caller is number \p column and \p row. Every thread returns its share.
 template <class In>
 TCONV_DEVICE double sum_rows(const collapse_problem& problem,
                              const In* channel,

@@ -9,6 +9,7 @@
 
 #include "../detail/launch.cuh"
 #include "../layout.hpp"
+#include "../taps.hpp"
 #include "../thread/chain.hpp"
 #include "../thread/element.cuh"
 #include "../thread/moments.hpp"
@@ -30,6 +31,11 @@ struct space_problem
   int64_t slices    = 1; ///< pieces that the positions of a channel are cut into
 
   TCONV_HOST_DEVICE int64_t states() const { return batch * channels * slices; }
+  /// Channels that blocks take: one at a time, or 32 neighbours where channels come last.
+  TCONV_HOST_DEVICE int64_t channel_tiles() const
+  {
+    return x.channels_last() ? ceil_div(channels, int64_t{32}) : channels;
+  }
 };
 
 namespace block
@@ -119,7 +125,7 @@ __global__ __launch_bounds__(Policy::threads) void reduce_slices(const __grid_co
   // Work items: (sample, channel, slice); channels last, 32 neighbouring channels at a time.
   const int thread    = static_cast<int>(threadIdx.x);
   const bool last     = problem.x.channels_last();
-  const int64_t tiles = last ? ceil_div(problem.channels, int64_t{32}) : problem.channels;
+  const int64_t tiles = problem.channel_tiles();
   for (int64_t item = blockIdx.x; item < problem.batch * tiles * problem.slices; item += gridDim.x)
   {
     const int64_t slice = item % problem.slices;

@@ -117,43 +117,84 @@ template <int Channels, class Chain, class In, class Out>
 /// Which kernel applies a chain to a tensor.
 struct apply_chain_plan
 {
-  detail::workspace_layout layout;
   tuning::rows_policy rows;
   columns_plan columns;
 
-  apply_chain_plan(int64_t batch, int64_t channels, int64_t positions, bool across_channels, bool channels_last)
-      : rows(tuning::rows_policy::of(
-        across_channels ? channels : std::min<int64_t>(channels, channels_last ? 128 : 16), channels_last))
-      , columns(layout, batch, rows.lanes > 0 ? 1 : channels, positions)
+  template <int Rank>
+  apply_chain_plan(detail::workspace_layout& layout,
+                   const tensor_shape<Rank>& shape,
+                   bool across_channels,
+                   const options& opts)
+      : rows(rows_of(shape.channels, across_channels, opts.input_layout == tconv::layout::channels_last))
+      , columns(layout, shape.batch, rows.lanes > 0 ? 1 : shape.channels, shape.positions())
   {}
+
+  /// y = functors(x), of which everything has been checked.
+  template <int Rank, class In, class Out, class... Functors>
+  [[nodiscard]] status launch(const In* x,
+                              Out* y,
+                              const tensor_shape<Rank>& shape,
+                              const chain<Functors...>& functors,
+                              const options& opts,
+                              const workspace& space,
+                              bool overlap_predecessor,
+                              cudaStream_t stream) const
+  {
+    using chain_type         = chain<Functors...>;
+    const int64_t positions  = shape.positions();
+    const int64_t y_channels = shape.output_slice.total(chain_type::output_channels(shape.channels));
+    const tensor_strides to  = tensor_strides::of(opts.output_layout, y_channels, positions);
+    const kernel::tensor_view<const In> source{first_of_slice(x, shape, opts), input_strides(shape, opts)};
+    const kernel::tensor_view<Out> target{y + shape.output_slice.first_channel * to.channel, to};
+    const auto by_rows = [&](auto channels) {
+      return launch_rows<decltype(channels)::value>(
+        source, target, shape.batch, shape.channels, positions, rows.lanes, functors, overlap_predecessor, stream);
+    };
+    if constexpr (!chain_type::across_channels)
+    {
+      // Tiles of channels are independent: at most 16 channels a thread, and any number of tiles.
+      return rows.channels == 4 ? by_rows(std::integral_constant<int, 4>{})
+                                : by_rows(std::integral_constant<int, 16>{});
+    }
+    else if (rows.lanes == 0)
+    {
+      return columns.launch(
+        source, target, shape.batch, shape.channels, positions, functors, space, overlap_predecessor, stream);
+    }
+    else
+    {
+      switch (rows.channels)
+      {
+        case 4: return by_rows(std::integral_constant<int, 4>{});
+        case 16: return by_rows(std::integral_constant<int, 16>{});
+        default: return by_rows(std::integral_constant<int, 64>{});
+      }
+    }
+  }
+
+private:
+  static tuning::rows_policy rows_of(int64_t channels, bool across_channels, bool channels_last)
+  {
+    return tuning::rows_policy::of(
+      across_channels ? channels : std::min<int64_t>(channels, channels_last ? 128 : 16), channels_last);
+  }
 };
 
-/// What apply_chain() checks about its memory.
-template <int Rank, class In, class Out, class... Functors>
-[[nodiscard]] status check_apply_chain(const In* x,
-                                       Out* y,
-                                       const tensor_shape<Rank>& shape,
-                                       const chain<Functors...>&,
-                                       const options& opts,
-                                       const workspace& space)
+/// x of apply_chain() and its like, which y may be.
+template <class In, int Rank>
+[[nodiscard]] argument in_place_argument(const In* x, const tensor_shape<Rank>& shape, const options& opts)
 {
-  using chain_type         = chain<Functors...>;
-  const int64_t positions  = shape.positions();
-  const int64_t written    = chain_type::output_channels(shape.channels);
-  const int64_t x_channels = shape.input_slice.total(shape.channels);
-  const int64_t y_channels = shape.output_slice.total(written);
-  const apply_chain_plan plan(shape.batch,
-                              shape.channels,
-                              shape.positions(),
-                              chain_type::across_channels,
-                              opts.input_layout == layout::channels_last);
-  const argument in("x", x, shape.batch * x_channels * positions, shape.input_slice, shape.channels, opts.input_layout);
-  const argument out("y", y, shape.batch * y_channels * positions, shape.output_slice, written, opts.output_layout);
-  const bool in_place = static_cast<const void*>(x) == static_cast<const void*>(y) && sizeof(In) == sizeof(Out)
-                     && opts.input_layout == opts.output_layout && x_channels == y_channels
-                     && shape.input_slice.first_channel == shape.output_slice.first_channel;
-  return in_place ? check_call({}, argument_list{out}, plan.layout, opts, space)
-                  : check_call(argument_list{in}, argument_list{out}, plan.layout, opts, space);
+  argument result = input_argument(x, shape, opts);
+  result.in_place = true;
+  return result;
+}
+
+/// y of apply_chain() and its like, a slice of \p written channels.
+template <class Out, int Rank>
+[[nodiscard]] argument output_argument(Out* y, const tensor_shape<Rank>& shape, int64_t written, const options& opts)
+{
+  const int64_t elements = shape.batch * shape.output_slice.total(written) * shape.positions();
+  return {"y", y, elements, shape.output_slice, written, opts.output_layout};
 }
 
 } // namespace runtime
@@ -169,12 +210,9 @@ apply_chain_workspace_bytes(const tensor_shape<Rank>& shape, const chain<Functor
   {
     return 0;
   }
-  return runtime::apply_chain_plan(shape.batch,
-                                   shape.channels,
-                                   shape.positions(),
-                                   chain_type::across_channels,
-                                   opts.input_layout == layout::channels_last)
-    .layout.bytes();
+  detail::workspace_layout layout;
+  runtime::apply_chain_plan(layout, shape, chain_type::across_channels, opts);
+  return layout.bytes();
 }
 
 /// y = functors(x), for an existing tensor.
@@ -202,7 +240,6 @@ template <int Rank, class In, class Out, class... Functors>
     is_type_pair<In, Out>::value, "tconv: x is float, __half or __nv_bfloat16, and y has the type of x or is float");
   using chain_type      = chain<Functors...>;
   const int64_t written = chain_type::output_channels(shape.channels);
-  const bool x_last     = opts.input_layout == layout::channels_last;
   if (status s = validate(shape, written); !s.ok())
   {
     return s;
@@ -211,50 +248,18 @@ template <int Rank, class In, class Out, class... Functors>
   {
     return {};
   }
-  const int64_t positions = shape.positions();
-  if (status s = runtime::check_apply_chain(x, y, shape, functors, opts, space); !s.ok())
+  detail::workspace_layout layout;
+  const runtime::apply_chain_plan plan(layout, shape, chain_type::across_channels, opts);
+  if (status s = runtime::check_call(runtime::argument_list{runtime::in_place_argument(x, shape, opts)},
+                                     runtime::argument_list{runtime::output_argument(y, shape, written, opts)},
+                                     layout,
+                                     opts,
+                                     space);
+      !s.ok())
   {
     return s;
   }
-  const runtime::apply_chain_plan plan(shape.batch, shape.channels, positions, chain_type::across_channels, x_last);
-  const int64_t x_channels = shape.input_slice.total(shape.channels);
-  const int64_t y_channels = shape.output_slice.total(written);
-  const auto view          = [&](auto* data, layout order, int64_t total, int64_t first) {
-    const tensor_strides strides = tensor_strides::of(order, total, positions);
-    return kernel::tensor_view<std::remove_pointer_t<decltype(data)>>{data + first * strides.channel, strides};
-  };
-  const auto source = view(x, opts.input_layout, x_channels, shape.input_slice.first_channel);
-  const auto target = view(y, opts.output_layout, y_channels, shape.output_slice.first_channel);
-  const auto rows   = [&](auto channels) {
-    return runtime::launch_rows<decltype(channels)::value>(source,
-                                                           target,
-                                                           shape.batch,
-                                                           shape.channels,
-                                                           positions,
-                                                           plan.rows.lanes,
-                                                           functors,
-                                                           opts.programmatic_launch,
-                                                           stream);
-  };
-  if constexpr (!chain_type::across_channels)
-  {
-    // Tiles of channels are independent: at most 16 channels a thread, and any number of tiles.
-    return plan.rows.channels == 4 ? rows(std::integral_constant<int, 4>{}) : rows(std::integral_constant<int, 16>{});
-  }
-  else if (plan.rows.lanes == 0)
-  {
-    return plan.columns.launch(
-      source, target, shape.batch, shape.channels, positions, functors, space, opts.programmatic_launch, stream);
-  }
-  else
-  {
-    switch (plan.rows.channels)
-    {
-      case 4: return rows(std::integral_constant<int, 4>{});
-      case 16: return rows(std::integral_constant<int, 16>{});
-      default: return rows(std::integral_constant<int, 64>{});
-    }
-  }
+  return plan.launch(x, y, shape, functors, opts, space, opts.programmatic_launch, stream);
 }
 
 TCONV_CUDA_NAMESPACE_END

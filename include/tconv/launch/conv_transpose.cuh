@@ -30,59 +30,6 @@ struct gather_workspace
   {}
 };
 
-/// The rules of a shape whose output slice has \p written channels.
-template <int Rank>
-[[nodiscard]] status validate_output(const conv_transpose_shape<Rank>& shape, int64_t written)
-{
-  if (written == shape.out_channels)
-  {
-    return validate(shape);
-  }
-  // The slice is that of the result.
-  conv_transpose_shape<Rank> convolution = shape;
-  convolution.output_slice               = {};
-  if (status s = validate(convolution); !s.ok())
-  {
-    return s;
-  }
-  if (status s = detail::validate_slice(shape.output_slice, "output_slice", written); !s.ok())
-  {
-    return s;
-  }
-  int64_t bytes = 4;
-  bool fits     = detail::multiply_checked(bytes, shape.output_slice.total(written));
-  for (int axis = 0; axis < Rank; ++axis)
-  {
-    fits = fits && detail::multiply_checked(bytes, shape.output(axis));
-  }
-  if (!fits || !detail::multiply_checked(bytes, shape.batch))
-  {
-    return status::error(status_code::invalid_argument, "shape: the bytes of y do not fit 63 bits");
-  }
-  return {};
-}
-
-/// x as an argument: all of the tensor that it is a slice of.
-template <class In, int Rank>
-[[nodiscard]] argument input_argument(const In* x, const conv_transpose_shape<Rank>& shape, const options& opts)
-{
-  return {"x", x, shape.input_tensor_elements(), shape.input_slice, shape.in_channels, opts.input_layout};
-}
-
-/// Strides of the tensor that holds x.
-template <int Rank>
-[[nodiscard]] tensor_strides input_strides(const conv_transpose_shape<Rank>& shape, const options& opts)
-{
-  return tensor_strides::of(opts.input_layout, shape.input_slice.total(shape.in_channels), shape.input_positions());
-}
-
-/// The first channel of the slice x.
-template <class In, int Rank>
-[[nodiscard]] const In* first_of_slice(const In* x, const conv_transpose_shape<Rank>& shape, const options& opts)
-{
-  return x + shape.input_slice.first_channel * input_strides(shape, opts).channel;
-}
-
 /// Extents that the kernels index with 32 bits.
 [[nodiscard]] inline status check_gather_limits(const conv_transpose_shape<3>& shape)
 {
@@ -177,7 +124,7 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
                                            const chain<Functors...>& = chain<>{},
                                            const options& opts       = {})
 {
-  if (!runtime::validate_output(shape, chain<Functors...>::output_channels(shape.out_channels)).ok()
+  if (!detail::validate_result(shape, chain<Functors...>::output_channels(shape.out_channels)).ok()
       || shape.output_elements() == 0)
   {
     return 0;
@@ -223,7 +170,7 @@ template <int Rank, class In, class Out, class... Functors>
   static_assert(is_type_pair<In, Out>::value,
                 "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
   using chain_type = chain<Functors...>;
-  if (status s = runtime::validate_output(shape, chain_type::output_channels(shape.out_channels)); !s.ok())
+  if (status s = detail::validate_result(shape, chain_type::output_channels(shape.out_channels)); !s.ok())
   {
     return s;
   }

@@ -135,7 +135,7 @@ std::size_t global_mean_workspace_bytes(const conv_transpose_shape<Rank>& shape,
                                         const options& opts       = {})
 {
   using chain_type = chain<Functors...>;
-  if (!runtime::validate_output(shape, chain_type::output_channels(shape.out_channels)).ok()
+  if (!detail::validate_result(shape, chain_type::output_channels(shape.out_channels)).ok()
       || shape.output_elements() == 0)
   {
     return 0;
@@ -180,7 +180,7 @@ template <int Rank, class In, class Out, class... Functors>
     "tconv: functors with a whole tensor as operand (add_tensor and the like) need positions; a mean has none");
   using chain_type      = chain<Functors...>;
   const int64_t written = chain_type::output_channels(shape.out_channels);
-  if (status s = runtime::validate_output(shape, written); !s.ok())
+  if (status s = detail::validate_result(shape, written); !s.ok())
   {
     return s;
   }

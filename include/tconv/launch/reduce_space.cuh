@@ -22,17 +22,17 @@ struct reduce_plan
   space_problem problem;
   detail::workspace_layout::piece<typename Reduction::state> partials;
 
-  reduce_plan(
-    detail::workspace_layout& layout, int64_t batch, int64_t channels, int64_t positions, const tensor_strides& strides)
+  template <int Rank>
+  reduce_plan(detail::workspace_layout& layout, const tensor_shape<Rank>& shape, const options& opts)
   {
     using policy       = tuning::reduce_policy;
-    problem.x          = strides;
-    problem.batch      = batch;
-    problem.channels   = channels;
-    problem.positions  = positions;
-    const int64_t rows = batch * (strides.channels_last() ? ceil_div(channels, int64_t{32}) : channels);
+    problem.x          = input_strides(shape, opts);
+    problem.batch      = shape.batch;
+    problem.channels   = shape.channels;
+    problem.positions  = shape.positions();
+    const int64_t rows = std::max<int64_t>(shape.batch * problem.channel_tiles(), 1);
     problem.slices     = std::max<int64_t>(
-      1, std::min(ceil_div(policy::wanted_blocks, std::max<int64_t>(rows, 1)), positions / policy::least_slice));
+      1, std::min(ceil_div(policy::wanted_blocks, rows), problem.positions / policy::least_slice));
     partials = layout.add<typename Reduction::state>(problem.states());
   }
 
@@ -42,13 +42,13 @@ struct reduce_plan
   launch_slices(const In* x, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
   {
     using policy        = tuning::reduce_policy;
-    const int64_t tiles = problem.x.channels_last() ? ceil_div(problem.channels, int64_t{32}) : problem.channels;
+    const int64_t items = problem.batch * problem.channel_tiles() * problem.slices;
     const int64_t width = 16 / static_cast<int64_t>(sizeof(In));
     const bool vector   = !problem.x.channels_last()
                      && aligned_groups(x, gcd(problem.x.channel, problem.x.sample), width);
     return launch("tconv::kernel::reduce_slices",
                   kernel::reduce_slices<policy, Reduction, In>,
-                  {std::min(problem.batch * tiles * problem.slices, max_grid), policy::threads, 0, overlap_predecessor},
+                  {std::min(items, max_grid), policy::threads, 0, overlap_predecessor},
                   stream,
                   problem,
                   x,
@@ -67,33 +67,20 @@ struct tensor_mean_plan
 
   template <int Rank>
   tensor_mean_plan(const tensor_shape<Rank>& shape, bool across_channels, const options& opts)
-      : reduce(layout,
-               shape.batch,
-               shape.channels,
-               shape.positions(),
-               tensor_strides::of(opts.input_layout, shape.input_slice.total(shape.channels), shape.positions()))
+      : reduce(layout, shape, opts)
       , rows(layout.add<float>(across_channels ? shape.batch * shape.channels : 0))
       , columns(layout, shape.batch, across_channels ? shape.channels : 1, 1)
   {}
 };
 
-/// Plan and workspace of channel_moments() and batch_norm_train().
+/// Plan and workspace of channel_moments(), and the first part of batch_norm_train().
 struct tensor_moments_plan
 {
   detail::workspace_layout layout;
   reduce_plan<block::moments_reduction> reduce;
-  detail::workspace_layout::piece<float> centres;
-  detail::workspace_layout::piece<float> slopes;
 
   template <int Rank>
-  tensor_moments_plan(const tensor_shape<Rank>& shape, bool normalise, const options& opts)
-      : reduce(layout,
-               shape.batch,
-               shape.channels,
-               shape.positions(),
-               tensor_strides::of(opts.input_layout, shape.input_slice.total(shape.channels), shape.positions()))
-      , centres(layout.add<float>(normalise ? shape.channels : 0))
-      , slopes(layout.add<float>(normalise ? shape.channels : 0))
+  tensor_moments_plan(const tensor_shape<Rank>& shape, const options& opts) : reduce(layout, shape, opts)
   {}
 
   /// Moments of x, handed to \p finish channel by channel.
@@ -116,26 +103,22 @@ struct tensor_moments_plan
   }
 };
 
-/// x as an argument: all of the tensor that it is a slice of.
-template <class In, int Rank>
-[[nodiscard]] argument input_argument(const In* x, const tensor_shape<Rank>& shape, const options& opts)
+/// Plan and workspace of batch_norm_train(); the layout is that of the moments, continued.
+struct tensor_batch_norm_plan
 {
-  return {"x",
-          x,
-          shape.batch * shape.input_slice.total(shape.channels) * shape.positions(),
-          shape.input_slice,
-          shape.channels,
-          opts.input_layout};
-}
+  tensor_moments_plan moments;
+  detail::workspace_layout::piece<float> centres;
+  detail::workspace_layout::piece<float> slopes;
+  apply_chain_plan apply;
 
-/// The first channel of the slice x.
-template <class In, int Rank>
-[[nodiscard]] const In* first_of_slice(const In* x, const tensor_shape<Rank>& shape, const options& opts)
-{
-  return x
-       + shape.input_slice.first_channel
-           * tensor_strides::of(opts.input_layout, shape.input_slice.total(shape.channels), shape.positions()).channel;
-}
+  template <int Rank>
+  tensor_batch_norm_plan(const tensor_shape<Rank>& shape, bool across_channels, const options& opts)
+      : moments(shape, opts)
+      , centres(moments.layout.add<float>(shape.channels))
+      , slopes(moments.layout.add<float>(shape.channels))
+      , apply(moments.layout, shape, across_channels, opts)
+  {}
+};
 
 } // namespace runtime
 
@@ -259,7 +242,7 @@ std::size_t channel_moments_workspace_bytes(const tensor_shape<Rank>& shape, con
   {
     return 0;
   }
-  return runtime::tensor_moments_plan(shape, false, opts).layout.bytes();
+  return runtime::tensor_moments_plan(shape, opts).layout.bytes();
 }
 
 /// Mean and biased variance of each channel of a tensor, over samples and positions.
@@ -293,7 +276,7 @@ template <int Rank, class In>
   {
     return {};
   }
-  const runtime::tensor_moments_plan plan(shape, false, opts);
+  const runtime::tensor_moments_plan plan(shape, opts);
   const runtime::argument in = runtime::input_argument(x, shape, opts);
   if (status s = runtime::check_call(
         runtime::argument_list{in},
@@ -324,13 +307,7 @@ std::size_t batch_norm_train_workspace_bytes(const tensor_shape<Rank>& shape,
   {
     return 0;
   }
-  return runtime::tensor_moments_plan(shape, true, opts).layout.bytes()
-       + runtime::apply_chain_plan(shape.batch,
-                                   shape.channels,
-                                   shape.positions(),
-                                   chain_type::across_channels,
-                                   opts.input_layout == layout::channels_last)
-           .layout.bytes();
+  return runtime::tensor_batch_norm_plan(shape, chain_type::across_channels, opts).moments.layout.bytes();
 }
 
 /// y = functors(batch_norm(x)) with the statistics of x; running statistics as PyTorch.
@@ -378,57 +355,36 @@ template <int Rank, class In, class Out, class... Functors>
     return status::error(status_code::invalid_argument,
                          "shape: batch * positions = 1: BatchNorm in train mode needs at least 2 values per channel");
   }
-  const runtime::tensor_moments_plan plan(shape, true, opts);
+  const runtime::tensor_batch_norm_plan plan(shape, chain_type::across_channels, opts);
   const auto optional = [&](const char* name, auto* p) {
     return runtime::argument(name, p, p != nullptr ? shape.channels : 0);
   };
-  const runtime::argument out("y",
-                              y,
-                              shape.batch * shape.output_slice.total(written) * shape.positions(),
-                              shape.output_slice,
-                              written,
-                              opts.output_layout);
-  // What x and y may share is checked by apply_chain(), which follows; so everything is checked before the first launch here too.
-  const workspace rest{
-    static_cast<char*>(space.data) + plan.layout.bytes(), space.bytes - std::min(space.bytes, plan.layout.bytes())};
-  const chain_type normalise = prepend(
-    centred_affine(plan.centres.get(space), plan.slopes.get(space), arguments.beta), functors);
-  if (status s = runtime::check_call(
-        {optional("batch_norm.gamma", arguments.gamma), optional("batch_norm.beta", arguments.beta)},
-        {out,
-         optional("batch_norm.running_mean", arguments.running_mean),
-         optional("batch_norm.running_var", arguments.running_var)},
-        plan.layout,
-        opts,
-        space);
+  if (status s = runtime::check_call({runtime::in_place_argument(x, shape, opts),
+                                      optional("batch_norm.gamma", arguments.gamma),
+                                      optional("batch_norm.beta", arguments.beta)},
+                                     {runtime::output_argument(y, shape, written, opts),
+                                      optional("batch_norm.running_mean", arguments.running_mean),
+                                      optional("batch_norm.running_var", arguments.running_var)},
+                                     plan.moments.layout,
+                                     opts,
+                                     space);
       !s.ok())
   {
     return s;
   }
-  if (status s = runtime::check_apply_chain(x, y, shape, normalise, opts, rest); !s.ok())
-  {
-    return s;
-  }
-  if (status s = runtime::check_disjoint(
-        runtime::argument("workspace", static_cast<const char*>(space.data), static_cast<int64_t>(plan.layout.bytes())),
-        runtime::input_argument(x, shape, opts));
+  float* centres = plan.centres.get(space);
+  float* slopes  = plan.slopes.get(space);
+  if (status s = plan.moments.launch_moments(runtime::first_of_slice(x, shape, opts),
+                                             kernel::prepare_batch_norm{arguments, centres, slopes},
+                                             space,
+                                             opts.programmatic_launch,
+                                             stream);
       !s.ok())
   {
     return s;
   }
-  if (status s = plan.launch_moments(
-        runtime::first_of_slice(x, shape, opts),
-        kernel::prepare_batch_norm{arguments, plan.centres.get(space), plan.slopes.get(space)},
-        space,
-        opts.programmatic_launch,
-        stream);
-      !s.ok())
-  {
-    return s;
-  }
-  options following             = opts;
-  following.programmatic_launch = true;
-  return apply_chain(x, y, shape, normalise, following, rest, stream);
+  const chain_type normalise = prepend(centred_affine(centres, slopes, arguments.beta), functors);
+  return plan.apply.launch(x, y, shape, normalise, opts, space, true, stream);
 }
 
 TCONV_CUDA_NAMESPACE_END

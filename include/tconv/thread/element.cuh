@@ -138,10 +138,6 @@ TCONV_DEVICE void store_streaming(T* target, Values values)
       __stcs(
         reinterpret_cast<float4*>(target + i), make_float4(values(i), values(i + 1), values(i + 2), values(i + 3)));
     }
-    else if constexpr (sizeof(T) == 4)
-    {
-      __stcs(reinterpret_cast<float2*>(target + i), make_float2(values(i), values(i + 1)));
-    }
     else if constexpr (width == 8)
     {
       __stcs(reinterpret_cast<uint4*>(target + i),
@@ -150,14 +146,11 @@ TCONV_DEVICE void store_streaming(T* target, Values values)
                         pack_pair<T>(values(i + 4), values(i + 5)),
                         pack_pair<T>(values(i + 6), values(i + 7))));
     }
-    else if constexpr (width == 4)
-    {
-      __stcs(reinterpret_cast<uint2*>(target + i),
-             make_uint2(pack_pair<T>(values(i), values(i + 1)), pack_pair<T>(values(i + 2), values(i + 3))));
-    }
     else
     {
-      __stcs(reinterpret_cast<unsigned*>(target + i), pack_pair<T>(values(i), values(i + 1)));
+      static_assert(width == 4, "tconv: vectors have 8 or 16 bytes");
+      __stcs(reinterpret_cast<uint2*>(target + i),
+             make_uint2(pack_pair<T>(values(i), values(i + 1)), pack_pair<T>(values(i + 2), values(i + 3))));
     }
   }
 }
@@ -165,18 +158,6 @@ TCONV_DEVICE void store_streaming(T* target, Values values)
 /// Register types of Bytes bytes.
 template <int Bytes>
 struct word_of;
-/// 2 bytes.
-template <>
-struct word_of<2>
-{
-  using type = unsigned short; ///< the register type
-};
-/// 4 bytes.
-template <>
-struct word_of<4>
-{
-  using type = unsigned; ///< the register type
-};
 /// 8 bytes.
 template <>
 struct word_of<8>
