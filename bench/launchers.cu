@@ -117,6 +117,34 @@ void batch_norm_train(benchmark::State& state, layout order)
     });
 }
 
+/// apply_chain with \p functors, which read x once and leave \p left of its elements.
+template <class Functors>
+void pooled(benchmark::State& state, layout order, double left, const Functors& functors)
+{
+  on_tensor<float>(
+    state,
+    order,
+    1.0 + left,
+    [&](const auto& s, const auto& opts) { return tconv::apply_chain_workspace_bytes(s, functors, opts); },
+    [&](auto* x, auto* y, const auto& s, const auto& opts, tconv::workspace space, cudaStream_t stream) {
+      return tconv::apply_chain(x, y, s, functors, opts, space, stream);
+    });
+}
+
+void group_norm(benchmark::State& state, layout order)
+{
+  const device_array gamma(64, 0.5f, 1.5f), beta(64, -1.0f, 1.0f);
+  const tconv::group_norm_arguments arguments{8, gamma.data(), beta.data()};
+  on_tensor<float>(
+    state,
+    order,
+    3.0,
+    [](const auto& s, const auto& opts) { return tconv::group_norm_workspace_bytes(s, 8, chain<>{}, opts); },
+    [&](auto* x, auto* y, const auto& s, const auto& opts, tconv::workspace space, cudaStream_t stream) {
+      return tconv::group_norm(x, y, s, arguments, chain<>{}, opts, space, stream);
+    });
+}
+
 void add(const char* name, void (*body)(benchmark::State&))
 {
   benchmark::RegisterBenchmark(name, body)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
@@ -145,6 +173,13 @@ int main(int argc, char** argv)
   add("channel_moments_16x64x32x64x64_ndhwc/precise/f32", [](benchmark::State& s) { channel_moments<float>(s, last); });
   add("channel_moments_16x64x32x64x64/half/bf16", [](benchmark::State& s) { channel_moments<bf16>(s, first); });
   add("batch_norm_train_16x64x32x64x64/precise/f32", [](benchmark::State& s) { batch_norm_train<float>(s, first); });
+  add("max_pool_16x64x32x64x64/precise/f32",
+      [](benchmark::State& s) { pooled(s, first, 1.0 / 8, chain(tconv::max_pool(2))); });
+  add("max_pool_16x64x32x64x64_ndhwc/precise/f32",
+      [](benchmark::State& s) { pooled(s, last, 1.0 / 8, chain(tconv::max_pool(2))); });
+  add("spatial_mean_over_d_16x64x32x64x64/precise/f32",
+      [](benchmark::State& s) { pooled(s, first, 1.0 / 32, chain(tconv::spatial_mean({0}))); });
+  add("group_norm_8_16x64x32x64x64/precise/f32", [](benchmark::State& s) { group_norm(s, first); });
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv))
   {

@@ -87,19 +87,37 @@ void p2_eval(benchmark::State& state)
   });
 }
 
-void p2_train(benchmark::State& state)
+void p2_train_with(benchmark::State& state, tconv::engine engine)
 {
   const shape3 s = p2_shape();
   tensors t(s, s.batch * s.out_channels);
   const auto before = chain(tconv::bias(t.b.data()), tconv::scale(2.0f));
-  device_array space(static_cast<std::int64_t>(tconv::batch_norm_train_global_mean_workspace_bytes(s, before) / 4));
+  tconv::options opts;
+  opts.engine = engine;
+  device_array space(
+    static_cast<std::int64_t>(tconv::batch_norm_train_global_mean_workspace_bytes(s, before, opts) / 4));
   const tconv::batch_norm_arguments arguments{t.gamma.data(), t.beta.data(), t.mean.data(), t.var.data()};
   const work w{
     multiply_adds(s), 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
   measure(state, w, [&](int i, cudaStream_t stream) {
     return tconv::batch_norm_train_global_mean(
-      t.x[i], t.w.data(), t.y.data(), s, before, arguments, tconv::options{}, space.as_workspace(), stream);
+      t.x[i], t.w.data(), t.y.data(), s, before, arguments, opts, space.as_workspace(), stream);
   });
+}
+
+void p2_train(benchmark::State& state)
+{
+  p2_train_with(state, tconv::engine::automatic);
+}
+
+void p2_train_by_gather(benchmark::State& state)
+{
+  p2_train_with(state, tconv::engine::gather);
+}
+
+void p2_train_by_spectrum(benchmark::State& state)
+{
+  p2_train_with(state, tconv::engine::spectral);
 }
 
 void fold_batch_norm(benchmark::State& state)
@@ -154,6 +172,8 @@ TCONV_BENCHMARK(p1, "L2_49/precise/f32");
 TCONV_BENCHMARK(p1_convolution_alone, "L2_49_convolution_alone/precise/f32");
 TCONV_BENCHMARK(p2_eval, "P2_eval/precise/f32");
 TCONV_BENCHMARK(p2_train, "L2_77/precise/f32");
+TCONV_BENCHMARK(p2_train_by_gather, "L2_77_gather/precise/f32");
+TCONV_BENCHMARK(p2_train_by_spectrum, "L2_77_spectral/precise/f32");
 TCONV_BENCHMARK(fold_batch_norm, "fold_batch_norm_128/precise/f32");
 TCONV_BENCHMARK(text_detection_head, "text_detection_head_1280x960/precise/f32");
 

@@ -32,6 +32,8 @@ DESCRIPTIONS = {
     "L2_49_convolution_alone": "the convolution of P1 with its bias alone",
     "P2_eval": "P2: ConvTranspose3d 64->128 k5 on 16x64x16x32x32, times 2, BatchNorm (eval), mean over space",
     "L2_77": "P2 with BatchNorm in train mode",
+    "L2_77_gather": "the same by a pass over the outputs (`engine::gather`)",
+    "L2_77_spectral": "the same from the spectrum of x (`engine::spectral`)",
     "fold_batch_norm_128": "`fold_batch_norm` of 128 channels",
     "text_detection_head_1280x960": "text detection head for a page of 1280 x 960",
     "L2_49_bf16_to_f32": "P1 from bf16 to fp32",
@@ -43,6 +45,10 @@ DESCRIPTIONS = {
     "channel_moments_16x64x32x64x64": "`channel_moments` of an existing tensor",
     "channel_moments_16x64x32x64x64_ndhwc": "the same, channels last",
     "batch_norm_train_16x64x32x64x64": "`batch_norm_train` on an existing tensor",
+    "max_pool_16x64x32x64x64": "`apply_chain` with `max_pool(2)`, on an existing tensor",
+    "max_pool_16x64x32x64x64_ndhwc": "the same, channels last",
+    "spatial_mean_over_d_16x64x32x64x64": "`apply_chain` with `spatial_mean({0})`, on an existing tensor",
+    "group_norm_8_16x64x32x64x64": "`group_norm` of 8 groups, on an existing tensor",
 }
 
 Json = Any

@@ -19,10 +19,21 @@ enum class math : int
   tf32 = 1
 };
 
+/// Which engine computes, for conv_transpose() and batch_norm_train_global_mean(); other launchers have no choice. One that a launcher
+/// does not have, or not for the problem, is not_supported.
+enum class engine : int
+{
+  automatic = 0, ///< the fastest by the library's model of costs
+  gather    = 1, ///< products on CUDA cores, tile by tile: anything legal
+  spectral =
+    2 ///< batch_norm_train_global_mean(): sums of squares from the spectrum of x; nothing cropped, stride 1, no groups
+};
+
 /// Options of a launcher; the defaults suit everyone who has not measured otherwise.
 struct options
 {
-  tconv::math math = tconv::math::precise; ///< how products are formed
+  tconv::math math     = tconv::math::precise;     ///< how products are formed
+  tconv::engine engine = tconv::engine::automatic; ///< asks for one engine, for tests and measurements
   /// Layout of x. Layouts of x and y may differ. Weights have one layout.
   layout input_layout  = layout::channels_first;
   layout output_layout = layout::channels_first; ///< layout of y

@@ -27,6 +27,7 @@ struct arrangement
   std::int64_t output_slice = 0;
   std::int64_t misalignment = 0; ///< elements
   launch_mode mode          = launch_mode::direct;
+  tconv::engine engine      = tconv::engine::automatic;
 
   /// Combination number \p i: every pair of layouts and slices comes round in 64 of them.
   static arrangement number(std::int64_t i)
@@ -34,7 +35,7 @@ struct arrangement
     const auto order = [](std::int64_t bit) {
       return bit % 2 == 0 ? tconv::layout::channels_first : tconv::layout::channels_last;
     };
-    return {order(i), order(i / 2), i / 4, i / 4 + i / 16, i / 3 % 3, launch_modes[i % 3]};
+    return {order(i), order(i / 2), i / 4, i / 4 + i / 16, i / 3 % 3, launch_modes[i % 3], tconv::engine::automatic};
   }
 };
 
@@ -44,7 +45,7 @@ inline std::string to_string(const arrangement& a)
   out << (a.input == tconv::layout::channels_first ? "channels first" : "channels last") << " -> "
       << (a.output == tconv::layout::channels_first ? "channels first" : "channels last") << ", slices "
       << a.input_slice % 4 << " and " << a.output_slice % 4 << ", misalignment " << a.misalignment << ", "
-      << name_of(a.mode);
+      << name_of(a.mode) << ", engine " << static_cast<int>(a.engine);
   return out.str();
 }
 
@@ -64,6 +65,7 @@ std::vector<float> run_convolution(shape3 shape,
   tconv::options opts;
   opts.input_layout  = how.input;
   opts.output_layout = how.output;
+  opts.engine        = how.engine;
   const placement in{shape.batch, shape.in_channels, shape.input_positions(), how.input, shape.input_slice};
   const placement out{shape.batch, written, shape.output_positions(), how.output, shape.output_slice};
 

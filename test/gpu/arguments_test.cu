@@ -890,7 +890,7 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
     };
 
     using fused = tconv::runtime::conv_transpose_plan<chain<tconv::bias>, float>;
-    const fused conv(shape, {});
+    const fused conv(shape, {}, {chain(tconv::bias(nullptr)), shape.output()});
     expect_partition(of_gather(conv.pieces, conv.gather.problem), conv.layout.bytes(), name);
     EXPECT_EQ(conv.layout.bytes(), tconv::conv_transpose_workspace_bytes(shape, chain(tconv::bias(nullptr))));
 
@@ -899,16 +899,33 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
     expect_partition(of_collapse(mean), layout.bytes(), name);
     EXPECT_EQ(layout.bytes(), tconv::global_mean_workspace_bytes(shape));
 
-    const tconv::runtime::batch_norm_train_plan train(shape, {});
-    std::vector<extent> pieces = of_collapse(train.collapse);
-    const auto more            = of_gather(train.pieces, train.gather.problem);
-    pieces.insert(pieces.end(), more.begin(), more.end());
-    pieces.push_back({train.means.offset, 8 * shape.batch * shape.out_channels});
-    pieces.push_back(
-      {train.partials.offset,
-       shape.out_channels * train.partials_per_channel * static_cast<std::int64_t>(sizeof(tconv::moments<float>))});
-    expect_partition(pieces, train.layout.bytes(), name);
-    EXPECT_EQ(train.layout.bytes(), tconv::batch_norm_train_global_mean_workspace_bytes(shape));
+    tconv::options opts;
+    for (const auto engine : {tconv::engine::gather, tconv::engine::spectral})
+    {
+      opts.engine = engine;
+      const tconv::runtime::batch_norm_train_plan train(shape, opts);
+      std::vector<extent> pieces = of_collapse(train.collapse);
+      pieces.push_back({train.means.offset, 8 * shape.batch * shape.out_channels});
+      if (train.spectral)
+      {
+        const auto& p = train.spectrum.problem;
+        pieces.push_back({train.squares.planes.offset, 8 * std::max(p.plane_spectra(), p.row_matrices())});
+        pieces.push_back({train.squares.spectra.offset, 8 * std::max(p.spectra(), p.matrices())});
+        pieces.push_back({train.squares.taps.offset, 8 * p.tap_spectra()});
+        pieces.push_back({train.squares.squares.offset, 8 * p.out_channels * p.grid_frequencies()});
+      }
+      else
+      {
+        const auto more = of_gather(train.pieces, train.gather.problem);
+        pieces.insert(pieces.end(), more.begin(), more.end());
+        pieces.push_back(
+          {train.partials.offset,
+           shape.out_channels * train.partials_per_channel * static_cast<std::int64_t>(sizeof(tconv::moments<float>))});
+      }
+      expect_partition(pieces, train.layout.bytes(), name);
+      EXPECT_EQ(train.layout.bytes(), tconv::batch_norm_train_global_mean_workspace_bytes(shape, chain<>{}, opts));
+    }
+    const tconv::runtime::batch_norm_train_plan train(shape, opts);
     EXPECT_EQ(train.partials_per_channel * train.gather.problem.taps.channel_tiles, train.gather.problem.blocks())
       << name;
   }
@@ -923,7 +940,7 @@ void expect_rows_partition(const Chain& functors, std::int64_t channels, bool lo
     const shape3 shape = make_shape<3>({2, 3, channels, 1}, {1, 4, 7}, {1, 3, 3}, {1, 2, 2});
     tconv::options opts;
     opts.output_layout = order;
-    const tconv::runtime::conv_transpose_plan<Chain, Out> plan(shape, opts);
+    const tconv::runtime::conv_transpose_plan<Chain, Out> plan(shape, opts, {functors, shape.output()});
     const std::string name = to_string(shape) + ", " + std::to_string(sizeof(Out)) + " bytes";
     EXPECT_FALSE(plan.fused) << name;
     EXPECT_EQ(plan.columns.columns == 0, scratch) << name;
@@ -956,8 +973,8 @@ TEST(arguments, pieces_of_the_workspace_for_rows_beyond_a_tile)
   expect_rows_partition<most_type, __half, __half>(most, 30011, true, true);
   // Up to a tile nothing is stored, whatever the types.
   const shape3 shape = make_shape<3>({2, 3, 256, 1}, {1, 4, 7}, {1, 3, 3}, {1, 2, 2});
-  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<softmax_type, __half>(shape, {}).fused));
-  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<most_type, float>(shape, {}).fused));
+  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<softmax_type, __half>(shape, {}, {softmax, shape.output()}).fused));
+  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<most_type, float>(shape, {}, {most, shape.output()}).fused));
 }
 
 /// The arena in device memory, full of poison.

@@ -12,6 +12,7 @@
 #include <tconv/reference/chain.hpp>
 #include <tconv/tconv.cuh>
 
+#include <array>
 #include <limits>
 
 namespace
@@ -287,20 +288,23 @@ void check_train(const shape3& s,
                  const std::vector<float>& w,
                  double variance_error,
                  launch_mode mode          = launch_mode::direct,
-                 std::int64_t misalignment = 0)
+                 std::int64_t misalignment = 0,
+                 tconv::engine engine      = tconv::engine::automatic)
 {
+  tconv::options opts;
+  opts.engine = engine;
   layer bn(7, s.out_channels);
   const auto bias = random_values(11, s.out_channels);
   device_buffer<float> dx(x, misalignment), dw(w, misalignment), db(bias), dy(s.batch * s.out_channels, misalignment);
   const auto before = chain(tconv::bias(db.data()), tconv::scale(2.0f));
-  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, before));
+  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, before, opts));
   auto arguments     = bn.device();
   arguments.momentum = 1.0f;
   arguments.eps      = 1e-3f;
   ASSERT_TRUE(run(mode,
                   [&](cudaStream_t stream) {
                     return tconv::batch_norm_train_global_mean(
-                      dx.data(), dw.data(), dy.data(), s, before, arguments, tconv::options{}, space.get(), stream);
+                      dx.data(), dw.data(), dy.data(), s, before, arguments, opts, space.get(), stream);
                   }))
     << to_string(s);
   EXPECT_TRUE(bn.guards_intact() && dy.guards_intact() && space.guards_intact() && dx.guards_intact());
@@ -370,6 +374,103 @@ TEST_F(batch_norm_gpu, train_over_random_shapes)
     SCOPED_TRACE(random.replay());
     check_train(s, random_values(i, s.input_elements()), random_values(i + 1, s.weight_elements()), 1e-5);
   }
+}
+
+/// Shapes where nothing is cropped: what the spectral engine takes.
+std::vector<shape3> uncropped_shapes()
+{
+  std::vector<shape3> shapes = {
+    make_shape<3>({1, 1, 1, 1}, {1, 1, 2}, {1, 1, 1}),
+    make_shape<3>({2, 3, 5, 1}, {4, 5, 6}, {3, 3, 3}),
+    make_shape<3>({1, 33, 3, 1}, {1, 1, 20}, {1, 1, 5}),
+    make_shape<3>({17, 35, 70, 1}, {3, 4, 5}, {2, 3, 1}),
+    make_shape<3>({33, 2, 3, 1}, {1, 2, 3}, {1, 2, 2}),
+    make_shape<3>({3, 65, 9, 1}, {3, 6, 7}, {5, 7, 6}),
+    make_shape<3>({2, 5, 66, 1}, {1, 37, 31}, {1, 2, 7}),
+    make_shape<3>({1, 2, 2, 1}, {1, 1, 100}, {1, 1, 20}), // more frequencies than one chunk of the small grid
+    make_shape<3>({1, 2, 2, 1}, {1, 90, 3}, {1, 11, 1}),
+    make_shape<3>({1, 2, 2, 1}, {40, 3, 2}, {8, 1, 2}),
+    make_shape<3>({2, 8, 6, 1}, {16, 32, 32}, {5, 5, 5}),
+  };
+  for (std::uint32_t i = 0; i < 40; ++i)
+  {
+    random_stream random(5000 + i);
+    // In this order: arguments of a call are evaluated in any.
+    std::array<std::int64_t, 9> v{};
+    for (std::size_t a = 0; a < v.size(); ++a)
+    {
+      constexpr std::int64_t most[9] = {4, 40, 70, 4, 9, 13, 4, 4, 6};
+      v[a]                           = random.integer(1, most[a]);
+    }
+    shapes.push_back(make_shape<3>({v[0], v[1], v[2], 1}, {v[3], v[4], v[5] + 1}, {v[6], v[7], v[8]}));
+  }
+  return shapes;
+}
+
+// The sum of squares from the spectrum of x, the pass over the outputs and the reference agree.
+TEST_F(batch_norm_gpu, train_by_spectrum)
+{
+  std::uint32_t seed = 1;
+  for (const shape3& s : uncropped_shapes())
+  {
+    ++seed;
+    const auto x = random_values(seed, s.input_elements());
+    const auto w = random_values(seed + 1, s.weight_elements());
+    check_train(s, x, w, 5e-6, launch_modes[seed % 3], seed % 4, tconv::engine::spectral);
+    check_train(s, x, w, 1e-5, launch_modes[seed % 3], seed % 4, tconv::engine::gather);
+  }
+}
+
+// Ranges: spectra of 1e3, 1e-3 and of values far from 0.
+TEST_F(batch_norm_gpu, train_by_spectrum_over_ranges)
+{
+  const shape3 s = make_shape<3>({4, 20, 12, 1}, {6, 16, 20}, {5, 5, 5});
+  struct range
+  {
+    float low;
+    float high;
+    double error;
+  };
+  for (const range& r : {range{0.0f, 1.0f, 2e-6}, {0.0f, 1e3f, 1e-5}, {0.0f, 1e-2f, 1e-5}, {4.0f, 6.0f, 1e-5}})
+  {
+    check_train(s,
+                random_values(3, s.input_elements(), r.low, r.high),
+                random_values(4, s.weight_elements(), -0.1f, 0.1f),
+                r.error,
+                launch_mode::direct,
+                0,
+                tconv::engine::spectral);
+  }
+}
+
+TEST_F(batch_norm_gpu, spectrum_where_outputs_are_cropped_is_refused)
+{
+  const auto refused = [](shape3 s) {
+    tconv::options opts;
+    opts.engine = tconv::engine::spectral;
+    device_buffer<float> x(s.input_elements()), w(s.weight_elements()), y(s.batch * s.out_channels);
+    workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, chain<>{}, opts));
+    const tconv::status status = tconv::batch_norm_train_global_mean(
+      x.data(), w.data(), y.data(), s, chain<>{}, tconv::batch_norm_arguments{}, opts, space.get(), nullptr);
+    return status.code() == tconv::status_code::not_supported;
+  };
+  const shape3 whole = make_shape<3>({2, 4, 4, 1}, {3, 4, 5}, {3, 3, 3});
+  EXPECT_FALSE(refused(whole));
+  shape3 s  = whole;
+  s.padding = {0, 0, 1};
+  EXPECT_TRUE(refused(s));
+  s        = whole;
+  s.stride = {1, 2, 1};
+  EXPECT_TRUE(refused(s));
+  s          = whole;
+  s.dilation = {2, 1, 1};
+  EXPECT_TRUE(refused(s));
+  s        = whole;
+  s.groups = 2;
+  EXPECT_TRUE(refused(s));
+  s       = whole;
+  s.input = {3, 4, 5000};
+  EXPECT_TRUE(refused(s));
 }
 
 // tt-metal #45968, flax #1491: E[y^2] - E[y]^2 in fp32 gives 0 or less at a mean of 4096.
@@ -480,12 +581,14 @@ TEST_F(batch_norm_gpu, untracked_statistics_and_batch_zero)
   EXPECT_EQ(bn.d_var.download(), bn.var);
 }
 
-TEST_F(batch_norm_gpu, a_thousand_launches_give_the_same_bits)
+void expect_the_same_bits(tconv::engine engine)
 {
   const shape3 s = make_shape<3>({4, 8, 24, 1}, {4, 7, 9}, {3, 3, 3});
   layer bn(3, 24);
+  tconv::options opts;
+  opts.engine = engine;
   device_buffer<float> dx(random_values(1, s.input_elements())), dw(random_values(2, s.weight_elements())), dy(96);
-  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s));
+  workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, chain<>{}, opts));
   std::vector<float> first;
   for (int i = 0; i < 1000; ++i)
   {
@@ -493,7 +596,7 @@ TEST_F(batch_norm_gpu, a_thousand_launches_give_the_same_bits)
     bn.d_var.upload(bn.var);
     ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
       return tconv::batch_norm_train_global_mean(
-        dx.data(), dw.data(), dy.data(), s, chain<>{}, bn.device(), tconv::options{}, space.get(), stream);
+        dx.data(), dw.data(), dy.data(), s, chain<>{}, bn.device(), opts, space.get(), stream);
     }));
     auto now       = dy.download();
     const auto var = bn.d_var.download();
@@ -501,6 +604,16 @@ TEST_F(batch_norm_gpu, a_thousand_launches_give_the_same_bits)
     first = i == 0 ? now : first;
     ASSERT_EQ(std::memcmp(first.data(), now.data(), now.size() * sizeof(float)), 0) << "launch " << i;
   }
+}
+
+TEST_F(batch_norm_gpu, a_thousand_launches_give_the_same_bits)
+{
+  expect_the_same_bits(tconv::engine::gather);
+}
+
+TEST_F(batch_norm_gpu, a_thousand_launches_by_spectrum_give_the_same_bits)
+{
+  expect_the_same_bits(tconv::engine::spectral);
 }
 
 // Half types, channels last, and slices.
@@ -546,6 +659,7 @@ std::vector<float> run_mean(shape3 s,
   s.output_slice = slice_number(how.output_slice, written);
   tconv::options opts;
   opts.input_layout  = how.input;
+  opts.engine        = how.engine;
   opts.output_layout = how.output; // means nothing: there are no positions
   const placement in{s.batch, s.in_channels, s.input_positions(), how.input, s.input_slice};
   const placement out{s.batch, written, 1, tconv::layout::channels_first, s.output_slice};
@@ -885,6 +999,22 @@ TYPED_TEST(batch_norm_types_gpu, train_over_awkward_shapes)
       s,
       convolution_inputs<typename TypeParam::in>::of(s, seed),
       arrangement::number(7 * seed + 13 * TypeParam::number + 1));
+  }
+}
+
+TYPED_TEST(batch_norm_types_gpu, train_by_spectrum)
+{
+  std::uint32_t seed = 300;
+  for (const shape3& s : uncropped_shapes())
+  {
+    ++seed;
+    if (seed % 4 == 0)
+    {
+      auto how   = arrangement::number(7 * seed + 13 * TypeParam::number + 1);
+      how.engine = tconv::engine::spectral;
+      check_typed_train<typename TypeParam::in, typename TypeParam::out>(
+        s, convolution_inputs<typename TypeParam::in>::of(s, seed), how);
+    }
   }
 }
 

@@ -6,7 +6,9 @@
 #include "common/recipes.hpp"
 #include "common/typed_convolution.cuh"
 
-#include <tconv/launch/reduce_space.cuh>
+#include <tconv/launch/batch_norm_train.cuh>
+#include <tconv/launch/moments.cuh>
+#include <tconv/launch/tensor_mean.cuh>
 #include <tconv/reference/batch_norm.hpp>
 #include <tconv/thread/activation.hpp>
 #include <tconv/thread/softmax.hpp>

@@ -24,8 +24,10 @@
 // The host pass of nvcc sees these loops too, and host compilers warn about a pragma they do not know.
 #if defined(__CUDA_ARCH__)
 #  define TCONV_PRAGMA_UNROLL _Pragma("unroll")
+#  define TCONV_PRAGMA_UNROLL_4 _Pragma("unroll 4")
 #else
 #  define TCONV_PRAGMA_UNROLL
+#  define TCONV_PRAGMA_UNROLL_4
 #endif
 
 #define TCONV_DETAIL_CAT_(a, b) a##b

@@ -42,14 +42,65 @@ update_running_statistics(const batch_norm_arguments& arguments, int64_t c, doub
   update(arguments.running_var, unbiased_variance);
 }
 
+/// Statistics of batch_norm_means(): moments of pieces of each channel. \p partials [channels][per_channel].
+struct partial_moments
+{
+  const moments<float>* partials;
+  int64_t per_channel;
+
+  /// What thread \p first of \p step contributes to the moments of channel \p c.
+  TCONV_DEVICE moments<double> moments_of(int64_t c, int first, int step) const
+  {
+    moments<double> mine;
+    for (int64_t i = first; i < per_channel; i += step)
+    {
+      const moments<float> p = partials[c * per_channel + i];
+      mine.merge({static_cast<double>(p.count), static_cast<double>(p.mean), static_cast<double>(p.m2)});
+    }
+    return mine;
+  }
+  /// The same for squares beyond those of the moments: none.
+  TCONV_DEVICE double squares_of(int64_t, int, int) const { return 0.0; }
+};
+
+/// Statistics of batch_norm_means(): sums of squares around the samples' means, in \p per_channel pieces, and those means, each of
+/// \p positions values. \p squares [channels][per_channel], \p means [batch][channels].
+struct sample_squares
+{
+  const double* squares;
+  int64_t per_channel;
+  const double* means;
+  int64_t batch;
+  int64_t channels;
+  double positions;
+
+  TCONV_DEVICE moments<double> moments_of(int64_t c, int first, int step) const
+  {
+    moments<double> mine;
+    for (int64_t n = first; n < batch; n += step)
+    {
+      mine.merge({positions, means[n * channels + c], 0.0});
+    }
+    return mine;
+  }
+  TCONV_DEVICE double squares_of(int64_t c, int first, int step) const
+  {
+    double sum = 0.0;
+    for (int64_t i = first; i < per_channel; i += step)
+    {
+      sum += squares[c * per_channel + i];
+    }
+    return sum;
+  }
+};
+
 /// Train-mode BatchNorm of globally averaged outputs, one channel per block.
 ///
-/// \p partials [channels][partials_per_channel]: moments of the convolution's outputs; \p means [batch][channels]: exact means
-/// per sample. With a = slope of \p before, and everything centred before it is scaled,
+/// \p statistics: of the convolution's outputs; \p means [batch][channels]: exact means per sample. With a = slope of \p before, and
+/// everything centred before it is scaled,
 ///     y[n, c] = gamma * a * (mean[n, c] - mean[c]) / sqrt(a^2 var[c] + eps) + beta.
-template <int Threads, class Chain, class Out>
-__global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>* partials,
-                                                            int64_t partials_per_channel,
+template <int Threads, class Statistics, class Chain, class Out>
+__global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constant__ Statistics statistics,
                                                             const double* means,
                                                             Out* y,
                                                             int64_t y_stride,
@@ -61,6 +112,7 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>
   using block_sum   = cub::BlockReduce<double, Threads>;
   using block_merge = cub::BlockReduce<moments<double>, Threads>;
   __shared__ typename block_sum::TempStorage sum_scratch;
+  __shared__ typename block_sum::TempStorage square_scratch;
   __shared__ typename block_merge::TempStorage merge_scratch;
   __shared__ double shared_mean;
   __shared__ double shared_factor;
@@ -68,23 +120,19 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const moments<float>
 
   for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
   {
-    moments<double> mine;
-    for (int64_t i = threadIdx.x; i < partials_per_channel; i += Threads)
-    {
-      const moments<float> p = partials[c * partials_per_channel + i];
-      mine.merge({static_cast<double>(p.count), static_cast<double>(p.mean), static_cast<double>(p.m2)});
-    }
-    double sum = 0;
-    for (int64_t n = threadIdx.x; n < batch; n += Threads)
+    const int thread           = static_cast<int>(threadIdx.x);
+    const moments<double> mine = statistics.moments_of(c, thread, Threads);
+    double sum                 = 0;
+    for (int64_t n = thread; n < batch; n += Threads)
     {
       sum += means[n * channels + c];
     }
-    // The order of both trees is fixed.
-    const moments<double> total =
-      block_merge(merge_scratch).Reduce(mine, [](moments<double> a, const moments<double>& b) {
-        a.merge(b);
-        return a;
-      });
+    // The order of the trees is fixed.
+    moments<double> total = block_merge(merge_scratch).Reduce(mine, [](moments<double> a, const moments<double>& b) {
+      a.merge(b);
+      return a;
+    });
+    total.m2 += block_sum(square_scratch).Sum(statistics.squares_of(c, thread, Threads));
     sum = block_sum(sum_scratch).Sum(sum);
     if (threadIdx.x == 0)
     {

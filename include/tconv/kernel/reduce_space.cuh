@@ -38,6 +38,29 @@ struct space_problem
   }
 };
 
+/// Which partial states make one set of values: those of state s * first + i / inner * outer + i % inner, i < size, for set s.
+struct moment_sets
+{
+  int64_t count;
+  int64_t size;
+  int64_t first;
+  int64_t inner;
+  int64_t outer;
+
+  /// Each channel, over all samples.
+  static moment_sets channels(const space_problem& p)
+  {
+    return {p.channels, p.batch * p.slices, p.slices, p.slices, p.channels * p.slices};
+  }
+  /// Each group of neighbouring channels of each sample.
+  static moment_sets groups(const space_problem& p, int64_t groups)
+  {
+    const int64_t states = p.channels / groups * p.slices;
+    return {p.batch * groups, states, states, states, 0};
+  }
+  TCONV_HOST_DEVICE int64_t at(int64_t set, int64_t i) const { return set * first + i / inner * outer + i % inner; }
+};
+
 namespace block
 {
 
@@ -259,9 +282,9 @@ __global__ __launch_bounds__(Policy::threads) void finish_means(const __grid_con
   }
 }
 
-/// Hands the moments of each channel, over all samples, to finish(channel, moments); a block per channel.
+/// Hands the moments of each set to finish(set, moments); a block per set.
 template <class Policy, class Finish>
-__global__ __launch_bounds__(Policy::threads) void finish_moments(const __grid_constant__ space_problem problem,
+__global__ __launch_bounds__(Policy::threads) void finish_moments(const __grid_constant__ moment_sets sets,
                                                                   const moments<double>* partials,
                                                                   const __grid_constant__ Finish finish)
 {
@@ -270,23 +293,23 @@ __global__ __launch_bounds__(Policy::threads) void finish_moments(const __grid_c
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
 
-  for (int64_t c = blockIdx.x; c < problem.channels; c += gridDim.x)
+  for (int64_t set = blockIdx.x; set < sets.count; set += gridDim.x)
   {
     moments<double> total;
-    for (int64_t i = threadIdx.x; i < problem.batch * problem.slices; i += Policy::threads)
+    for (int64_t i = threadIdx.x; i < sets.size; i += Policy::threads)
     {
-      total.merge(partials[(i / problem.slices * problem.channels + c) * problem.slices + i % problem.slices]);
+      total.merge(partials[sets.at(set, i)]);
     }
     total = block_reduce(scratch).Reduce(total, block::moments_reduction{});
     if (threadIdx.x == 0)
     {
-      finish(c, total);
+      finish(set, total);
     }
     __syncthreads();
   }
 }
 
-/// Finish of channel_moments().
+/// Finish of channel_moments() and group_moments().
 struct store_moments
 {
   float* mean;
@@ -313,6 +336,20 @@ struct prepare_batch_norm
     slopes[c] =
       static_cast<float>(batch_norm_slope(total.biased_variance(), static_cast<double>(arguments.eps), gamma));
     update_running_statistics(arguments, c, total.mean, total.unbiased_variance());
+  }
+};
+
+/// Finish of group_norm(): what normalises each group of each sample.
+struct prepare_group_norm
+{
+  float eps;
+  float* centres;
+  float* slopes;
+
+  TCONV_DEVICE void operator()(int64_t set, const moments<double>& total) const
+  {
+    centres[set] = static_cast<float>(total.mean);
+    slopes[set]  = static_cast<float>(batch_norm_slope(total.biased_variance(), static_cast<double>(eps), 1.0));
   }
 };
 

@@ -9,7 +9,7 @@
 #include "../detail/workspace_layout.hpp"
 #include "../kernel/gather.cuh"
 #include "../kernel/prepare_gather.cuh"
-#include "apply_chain.cuh"
+#include "tensor_chain.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -23,10 +23,11 @@ struct gather_workspace
   detail::workspace_layout::piece<gather_stage> stages;
   detail::workspace_layout::piece<unsigned> nonfinite;
 
-  gather_workspace(detail::workspace_layout& layout, const gather_problem& problem)
-      : packed(layout.add<float>(problem.taps.floats()))
-      , stages(layout.add<gather_stage>(problem.stages()))
-      , nonfinite(layout.add<unsigned>(problem.weight_blocks))
+  /// Nothing where the engine is not \p used.
+  gather_workspace(detail::workspace_layout& layout, const gather_problem& problem, bool used = true)
+      : packed(layout.add<float>(used ? problem.taps.floats() : 0))
+      , stages(layout.add<gather_stage>(used ? problem.stages() : 0))
+      , nonfinite(layout.add<unsigned>(used ? problem.weight_blocks : 0))
   {}
 };
 
@@ -91,28 +92,136 @@ template <class In, class Finish>
   });
 }
 
-/// How conv_transpose() runs a shape with a chain: the plan and its workspace, for query and run alike.
+/// How conv_transpose() runs a shape with a chain: the plan and its workspace, for query and run alike. The functors before the
+/// first pool are the convolution's; behind them what they leave is fp32 in the workspace, and the pools follow pass by pass.
 template <class Chain, class Out>
 struct conv_transpose_plan
 {
+  using head                   = before_pool_t<Chain>;
+  using tail                   = from_pool_t<Chain>;
+  static constexpr bool pooled = Chain::pools > 0;
+  using head_out               = std::conditional_t<pooled, float, Out>; ///< what the convolution writes
+
   detail::gather_plan gather;
   detail::workspace_layout layout;
   gather_workspace pieces;
-  /// The chain runs on the accumulators; else fp32 logits are stored once and a second kernel finishes.
+  /// The head runs on the accumulators; else fp32 logits are stored once and a second kernel finishes.
   bool fused;
-  /// Logits are stored in y itself, which has room for them.
+  /// Logits are stored where the head's result goes, which has room for them.
   bool in_place;
   columns_plan columns;
   detail::workspace_layout::piece<float> logits;
+  detail::workspace_layout::piece<float> head_result; ///< where pools follow: channels first
+  pool_passes<tail> passes;
 
-  conv_transpose_plan(const conv_transpose_shape<3>& shape, const options& opts)
-      : gather(detail::plan_gather(shape, Chain::across_channels, opts.input_layout))
+  conv_transpose_plan(const conv_transpose_shape<3>& shape, const options& opts, const pool_windows<Chain>& pools)
+      : gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
       , pieces(layout, gather.problem)
-      , fused(!Chain::across_channels || gather.whole_rows)
-      , in_place(std::is_same<Out, float>::value && !Chain::reduces_channels)
+      , fused(!head::across_channels || gather.whole_rows)
+      , in_place(std::is_same<head_out, float>::value && !head::reduces_channels)
       , columns(layout, shape.batch, fused ? 1 : shape.out_channels, shape.output_positions())
       , logits(layout.add<float>(fused || in_place ? 0 : shape.output_elements()))
+      , head_result(layout.add<float>(
+          pooled ? shape.batch * head::output_channels(shape.out_channels) * shape.output_positions() : 0))
+      , passes(layout, shape.batch, head::output_channels(shape.out_channels), false, pools.windows.data())
   {}
+
+  /// y = functors(conv_transpose(x, w)), of which everything has been checked. \p x: first channel of the slice.
+  template <class In>
+  [[nodiscard]] status launch(const In* x,
+                              const In* w,
+                              const block::tensor_view<Out>& y,
+                              const conv_transpose_shape<3>& shape,
+                              const Chain& functors,
+                              const options& opts,
+                              const workspace& space,
+                              cudaStream_t stream) const
+  {
+    if constexpr (!pooled)
+    {
+      return launch_head(x, w, y, shape, functors, opts, space, stream);
+    }
+    else
+    {
+      const block::tensor_view<float> between{
+        head_result.get(space),
+        tensor_strides::of(
+          tconv::layout::channels_first, head::output_channels(shape.out_channels), shape.output_positions())};
+      if (status s = launch_head(x, w, between, shape, detail::before_pool(functors), opts, space, stream); !s.ok())
+      {
+        return s;
+      }
+      return passes.launch(block::tensor_view<const float>{between.data, between.strides},
+                           y,
+                           detail::from_pool(functors),
+                           space,
+                           true,
+                           stream);
+    }
+  }
+
+private:
+  /// target = functors(conv_transpose(x, w)), for the functors before the first pool.
+  template <class In>
+  [[nodiscard]] status launch_head(const In* x,
+                                   const In* w,
+                                   const block::tensor_view<head_out>& target,
+                                   const conv_transpose_shape<3>& shape,
+                                   const head& functors,
+                                   const options& opts,
+                                   const workspace& space,
+                                   cudaStream_t stream) const
+  {
+    const auto run = [&](const auto& functors_of_run, const auto& to) {
+      // Outputs of a thread that one store takes: neighbours along w, or channels.
+      constexpr int cells    = 4;
+      const bool last        = to.channels_last();
+      const int64_t together = last ? gather.channels_per_thread : cells * gather.phases_per_thread;
+      const int64_t step = last ? gcd(to.strides.position, to.strides.sample) : gcd(shape.output(2), to.strides.sample);
+      using chain_of_run = std::decay_t<decltype(functors_of_run)>;
+      using element      = std::remove_pointer_t<decltype(to.data)>;
+      return launch_gather(gather,
+                           pieces,
+                           x,
+                           w,
+                           kernel::store_outputs<chain_of_run, element>{
+                             functors_of_run, to.data, to.strides, aligned_groups(to.data, step, together)},
+                           space,
+                           opts.programmatic_launch,
+                           stream);
+    };
+    if constexpr (!head::across_channels)
+    {
+      return run(functors, target);
+    }
+    else
+    {
+      if (fused)
+      {
+        return run(functors, target);
+      }
+      const int64_t positions   = shape.output_positions();
+      const tconv::layout order = target.channels_last() ? tconv::layout::channels_last : tconv::layout::channels_first;
+      block::tensor_view<float> rows{logits.get(space), tensor_strides::of(order, shape.out_channels, positions)};
+      if constexpr (std::is_same<head_out, float>::value)
+      {
+        rows = in_place ? target : rows;
+      }
+      if (status s = run(chain<>{}, rows); !s.ok())
+      {
+        return s;
+      }
+      return columns.launch(block::tensor_view<const float>{rows.data, rows.strides},
+                            target,
+                            shape.batch,
+                            shape.out_channels,
+                            positions,
+                            functors,
+                            space,
+                            true,
+                            stream);
+    }
+  }
 };
 
 } // namespace runtime
@@ -121,15 +230,21 @@ struct conv_transpose_plan
 /// nothing is computed.
 template <class In = float, class Out = In, int Rank, class... Functors>
 std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& shape,
-                                           const chain<Functors...>& = chain<>{},
-                                           const options& opts       = {})
+                                           const chain<Functors...>& functors = chain<>{},
+                                           const options& opts                = {})
 {
-  if (!detail::validate_result(shape, chain<Functors...>::output_channels(shape.out_channels)).ok()
+  using chain_type = chain<Functors...>;
+  if (!detail::validate_result(shape, chain_type::output_channels(shape.out_channels)).ok()
       || shape.output_elements() == 0)
   {
     return 0;
   }
-  return runtime::conv_transpose_plan<chain<Functors...>, Out>(detail::canonical(shape), opts).layout.bytes();
+  const runtime::pool_windows<chain_type> pools(functors, shape.output());
+  if (!pools.outcome.ok())
+  {
+    return 0;
+  }
+  return runtime::conv_transpose_plan<chain_type, Out>(detail::canonical(shape), opts, pools).layout.bytes();
 }
 
 /// y = functors(conv_transpose(x, w)).
@@ -137,7 +252,7 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// \param x         [batch, in_channels, input...], device memory; channels last where opts says so; may be a channel slice
 /// \param w         [in_channels, out_channels / groups, kernel...] of the type of x, as torch.nn.ConvTranspose*d stores it
 /// \param y         [batch, out_channels, output...], in its own layout; may be a channel slice; [batch, 1, output...] where the
-///                  chain reduces the channels. Must not overlap x, w or the workspace, but x and y may be slices of one tensor
+///                  chain reduces the channels, and with the extents that its pools leave. Must not overlap x, w or the workspace, but x and y may be slices of one tensor
 ///                  that have no channel in common
 /// \param shape     extents and parameters; every rule is checked
 /// \param functors  what happens to the outputs: chain(bias(b), channel_softmax(), sigmoid()); chain<>() for nothing
@@ -155,7 +270,10 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond, fp32 logits are stored once (in y, or in the workspace
 /// where y has no room for them) and finished by a second kernel.
 ///
-/// Errors: invalid_argument (shape or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
+/// Pools and reductions over space run behind the convolution, on fp32 values in the workspace: what precedes the first is stored
+/// there once, and each pool with the functors up to the next is a pass.
+///
+/// Errors: invalid_argument (shape, pool or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
 /// cuda_error. Batch 0 and empty outputs succeed without a launch.
 template <int Rank, class In, class Out, class... Functors>
 [[nodiscard]] status conv_transpose(const In* x,
@@ -174,9 +292,18 @@ template <int Rank, class In, class Out, class... Functors>
   {
     return s;
   }
-  if (shape.output_elements() == 0)
+  if (shape.output_positions() == 0)
   {
     return {};
+  }
+  const runtime::pool_windows<chain_type> pools(functors, shape.output());
+  if (!pools.outcome.ok() || shape.batch == 0)
+  {
+    return pools.outcome;
+  }
+  if (opts.engine != engine::automatic && opts.engine != engine::gather)
+  {
+    return status::error(status_code::not_supported, "options.engine: conv_transpose has the gather engine alone");
   }
   const conv_transpose_shape<3> s3 = detail::canonical(shape);
   if (status s = runtime::check_gather_limits(s3); !s.ok())
@@ -184,13 +311,11 @@ template <int Rank, class In, class Out, class... Functors>
     return s;
   }
 
-  const runtime::conv_transpose_plan<chain_type, Out> plan(s3, opts);
-  const int64_t written   = chain_type::output_channels(shape.out_channels);
-  const int64_t total     = shape.output_slice.total(written);
-  const int64_t positions = shape.output_positions();
+  const runtime::conv_transpose_plan<chain_type, Out> plan(s3, opts, pools);
+  const int64_t written = chain_type::output_channels(shape.out_channels);
   if (status s = runtime::check_call(
         {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
-        {{"y", y, shape.batch * total * positions, shape.output_slice, written, opts.output_layout}},
+        runtime::argument_list{runtime::output_argument(y, shape, written, pools.positions(), opts)},
         plan.layout,
         opts,
         space);
@@ -198,58 +323,14 @@ template <int Rank, class In, class Out, class... Functors>
   {
     return s;
   }
-
-  const In* first_x = runtime::first_of_slice(x, shape, opts);
-  const auto run    = [&](const auto& functors_of_run, auto* data, const tensor_strides& strides) {
-    // Outputs of a thread that one store takes: neighbours along w, or channels.
-    constexpr int cells    = 4;
-    const bool last        = strides.channels_last();
-    const int64_t together = last ? plan.gather.channels_per_thread : cells * plan.gather.phases_per_thread;
-    const int64_t step     = last ? gcd(strides.position, strides.sample) : gcd(s3.output(2), strides.sample);
-    const bool vector      = runtime::aligned_groups(data, step, together);
-    using chain_of_run     = std::decay_t<decltype(functors_of_run)>;
-    using element          = std::remove_pointer_t<decltype(data)>;
-    return runtime::launch_gather(plan.gather,
-                                  plan.pieces,
-                                  first_x,
-                                  w,
-                                  kernel::store_outputs<chain_of_run, element>{functors_of_run, data, strides, vector},
-                                  space,
-                                  opts.programmatic_launch,
-                                  stream);
-  };
-  const tensor_strides strides = tensor_strides::of(opts.output_layout, total, positions);
-  Out* first_y                 = y + shape.output_slice.first_channel * strides.channel;
-  if constexpr (!chain_type::across_channels)
-  {
-    return run(functors, first_y, strides);
-  }
-  else
-  {
-    if (plan.fused)
-    {
-      return run(functors, first_y, strides);
-    }
-    kernel::tensor_view<float> logits{
-      plan.logits.get(space), tensor_strides::of(opts.output_layout, shape.out_channels, positions)};
-    if constexpr (std::is_same<Out, float>::value)
-    {
-      logits = plan.in_place ? kernel::tensor_view<float>{first_y, strides} : logits;
-    }
-    if (status s = run(chain<>{}, logits.data, logits.strides); !s.ok())
-    {
-      return s;
-    }
-    return plan.columns.launch(kernel::tensor_view<const float>{logits.data, logits.strides},
-                               kernel::tensor_view<Out>{first_y, strides},
-                               shape.batch,
-                               shape.out_channels,
-                               positions,
-                               functors,
-                               space,
-                               true,
-                               stream);
-  }
+  return plan.launch(runtime::first_of_slice(x, shape, opts),
+                     w,
+                     runtime::output_view(y, shape, written, pools.positions(), opts),
+                     s3,
+                     functors,
+                     opts,
+                     space,
+                     stream);
 }
 
 TCONV_CUDA_NAMESPACE_END

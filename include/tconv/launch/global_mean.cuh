@@ -175,6 +175,7 @@ template <int Rank, class In, class Out, class... Functors>
 {
   static_assert(is_type_pair<In, Out>::value,
                 "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
+  static_assert(chain<Functors...>::pools == 0, "tconv: a mean has one position: there is nothing left to pool");
   static_assert(
     !chain<Functors...>::per_position,
     "tconv: functors with a whole tensor as operand (add_tensor and the like) need positions; a mean has none");

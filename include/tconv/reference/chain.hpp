@@ -5,9 +5,11 @@
 /// A chain applied to a whole tensor in double. Operands of the functors are read on the CPU: build the chain from host
 /// pointers.
 
+#include "../tensor_shape.hpp"
 #include "channel_reduction.hpp"
 #include "functors.hpp"
 #include "layer_norm.hpp"
+#include "pool.hpp"
 #include "softmax.hpp"
 
 #include <cstddef>
@@ -75,29 +77,47 @@ void apply_to_values(const F& functor, double* y, int64_t batch, int64_t channel
 } // namespace detail
 
 /// The empty chain changes nothing.
-inline int64_t apply(const chain<>&, double*, int64_t, int64_t channels, int64_t)
+template <int Rank>
+tensor_shape<Rank> apply(const chain<>&, double*, const tensor_shape<Rank>& shape)
 {
-  return channels;
+  return shape;
 }
 
-/// Applies \p functors in place to \p y [batch, channels, positions], with reference definitions throughout. Returns how many
-/// channels are left: behind a functor that reduces them 1, and y holds [batch, 1, positions] at its front.
+/// Applies \p functors in place to \p y [batch, channels, extent...], with reference definitions throughout. Returns the shape of the
+/// result, which stands at the front of y: one channel behind a functor that reduces them, fewer positions behind pools.
 ///
 /// A user's channel functor needs an overload evaluate(const Functor&, std::vector<double>& row) beside it; one that reduces
 /// the channels leaves one element in the row.
-template <class First, class... Rest>
-int64_t apply(const chain<First, Rest...>& functors, double* y, int64_t batch, int64_t channels, int64_t positions)
+template <class First, class... Rest, int Rank>
+tensor_shape<Rank> apply(const chain<First, Rest...>& functors, double* y, const tensor_shape<Rank>& shape)
 {
-  if constexpr (tconv::detail::across_channels<First>::value)
+  tensor_shape<Rank> left = shape;
+  if constexpr (tconv::detail::across_positions<First>::value)
   {
-    detail::apply_to_rows(functors.first, y, batch, channels, positions);
+    left = apply_pool(functors.first, y, shape);
+  }
+  else if constexpr (tconv::detail::across_channels<First>::value)
+  {
+    detail::apply_to_rows(functors.first, y, shape.batch, shape.channels, shape.positions());
+    left.channels = tconv::detail::reduces_channels<First>::value ? 1 : shape.channels;
   }
   else
   {
-    detail::apply_to_values(functors.first, y, batch, channels, positions);
+    detail::apply_to_values(functors.first, y, shape.batch, shape.channels, shape.positions());
   }
-  const int64_t left = tconv::detail::reduces_channels<First>::value ? 1 : channels;
-  return apply(functors.rest, y, batch, left, positions);
+  return apply(functors.rest, y, left);
+}
+
+/// The same for \p y [batch, channels, positions] and a chain without pools. Returns how many channels are left.
+template <class... Functors>
+int64_t apply(const chain<Functors...>& functors, double* y, int64_t batch, int64_t channels, int64_t positions)
+{
+  static_assert(chain<Functors...>::pools == 0, "tconv: pools need the extents: pass a tensor_shape");
+  tensor_shape<1> shape;
+  shape.batch     = batch;
+  shape.channels  = channels;
+  shape.extent[0] = positions;
+  return apply(functors, y, shape).channels;
 }
 
 } // namespace reference

@@ -213,6 +213,29 @@ private:
   const float* offsets_;
 };
 
+/// slopes[n, group] * gamma[channel] * (v - centres[n, group]) + beta[channel]: a normalisation by groups of neighbouring channels.
+struct group_affine
+{
+  static constexpr bool linear     = true;
+  static constexpr bool per_sample = true;
+
+  const float* centres   = nullptr; ///< [batch, groups]
+  const float* slopes    = nullptr; ///< [batch, groups]
+  const float* gamma     = nullptr; ///< [out_channels], or null for 1
+  const float* beta      = nullptr; ///< [out_channels], or null for 0
+  int64_t groups         = 1;       ///< of a sample
+  int64_t group_channels = 1;       ///< out_channels / groups
+
+  using bound = centred_affine::bound;
+  TCONV_HOST_DEVICE bound bind(const coordinate& at) const
+  {
+    const int64_t group = at.n * groups + at.channel / group_channels;
+    const float scale   = gamma != nullptr ? gamma[at.channel] : 1.0f;
+    const float shift   = beta != nullptr ? beta[at.channel] : 0.0f;
+    return {{centres[group], slopes[group] * scale, shift}};
+  }
+};
+
 /// gamma / sqrt(var + eps), the slope of a normalisation; 0 where var + eps = 0, so that the result there is beta.
 template <class T>
 TCONV_HOST_DEVICE T batch_norm_slope(T variance, T eps, T gamma)

@@ -8,30 +8,22 @@
 /// - *channel*: `static constexpr bool across_channels = true` and `operator()(Row&) const` (see row.hpp). With
 ///   `static constexpr bool reduces_channels = true` as well it leaves one channel: its result, in every value of the row.
 ///
+/// - *across positions*: window pools and reductions over space (see pool.hpp). What follows sees the pooled tensor; launchers on
+///   tensors run such a chain in several passes.
+///
 /// Behind a functor that reduces the channels the output is [batch, 1, positions]. Functors there are bound to channel 0, once
 /// per sample; none of them may be a channel functor, because one channel leaves nothing to reduce or to normalise.
 ///
 /// A user's functor is any copyable struct of one of these forms; it is passed to kernels by value.
 
+#include "../detail/meta.hpp"
 #include "affine.hpp"
 #include "row.hpp"
-
-#if !defined(__CUDACC_RTC__)
-#  include <type_traits>
-#else
-#  include <cuda/std/type_traits>
-#endif
 
 TCONV_NAMESPACE_BEGIN
 
 namespace detail
 {
-
-#if !defined(__CUDACC_RTC__)
-namespace meta = std;
-#else
-namespace meta = cuda::std;
-#endif
 
 template <class F, class = void>
 struct across_channels : meta::false_type
@@ -62,6 +54,13 @@ struct is_per_position<F, meta::enable_if_t<F::per_position>> : meta::true_type
 {};
 
 template <class F, class = void>
+struct across_positions : meta::false_type
+{};
+template <class F>
+struct across_positions<F, meta::enable_if_t<F::across_positions>> : meta::true_type
+{};
+
+template <class F, class = void>
 struct is_linear : meta::false_type
 {};
 template <class F>
@@ -80,6 +79,31 @@ struct is_plain : meta::false_type
 {};
 template <class F>
 struct is_plain<F, meta::void_t<decltype(static_cast<float>(meta::declval<const F&>()(0.0f)))>> : meta::true_type
+{};
+
+template <class F, class = void>
+struct takes_rows : meta::false_type
+{};
+template <class F>
+struct takes_rows<F, meta::void_t<decltype(meta::declval<const F&>()(meta::declval<thread_row&>()))>> : meta::true_type
+{};
+
+/// True if what a functor is bound to takes a float, and the position where it depends on that.
+template <class F, class = void>
+struct binds_functor : meta::false_type
+{};
+template <class F>
+struct binds_functor<
+  F,
+  meta::enable_if_t<!is_per_position<F>::value,
+                    meta::void_t<decltype(static_cast<float>(meta::declval<const F&>().bind(coordinate{})(0.0f)))>>>
+    : meta::true_type
+{};
+template <class F>
+struct binds_functor<F,
+                     meta::enable_if_t<is_per_position<F>::value,
+                                       meta::void_t<decltype(static_cast<float>(meta::declval<const F&>().bind(
+                                         coordinate{})(0.0f, int64_t{})))>>> : meta::true_type
 {};
 
 /// A bound functor on one value; \p tile(position) is called where it depends on the position.
@@ -126,6 +150,7 @@ struct chain<>
   static constexpr bool per_sample       = false;
   static constexpr bool per_position     = false; ///< no operand is a whole tensor
   static constexpr int length            = 0;     ///< number of functors
+  static constexpr int pools             = 0;     ///< number of functors across positions
 
   /// \p channels: none are reduced.
   TCONV_HOST_DEVICE static constexpr int64_t output_channels(int64_t channels) { return channels; }
@@ -140,10 +165,18 @@ struct chain<>
 template <class First, class... Rest>
 struct chain<First, Rest...>
 {
-  static_assert(detail::across_channels<First>::value || detail::has_bind<First>::value
-                  || detail::is_plain<First>::value,
+  static_assert(detail::across_channels<First>::value || detail::across_positions<First>::value
+                  || detail::has_bind<First>::value || detail::is_plain<First>::value,
                 "tconv: a functor in a chain needs float operator()(float) const, or bind(const coordinate&) const, or "
                 "across_channels = true with operator()(Row&) const");
+  static_assert(!detail::across_channels<First>::value || detail::takes_rows<First>::value,
+                "tconv: a functor with across_channels = true needs operator()(Row&) const for any row type");
+  static_assert(!detail::has_bind<First>::value || detail::binds_functor<First>::value,
+                "tconv: bind(const coordinate&) const must return a functor float operator()(float) const, or with "
+                "per_position = true float operator()(float, int64_t) const");
+  static_assert(detail::meta::is_trivially_copyable<First>::value,
+                "tconv: a functor is passed to kernels by value: it must be trivially copyable, without containers or "
+                "owning pointers");
   static_assert(detail::across_channels<First>::value || !detail::reduces_channels<First>::value,
                 "tconv: a functor with reduces_channels = true needs across_channels = true as well");
   static_assert(!(detail::reduces_channels<First>::value && chain<Rest...>::across_channels),
@@ -172,6 +205,8 @@ struct chain<First, Rest...>
   static constexpr bool per_position = detail::is_per_position<First>::value || chain<Rest...>::per_position;
   /// Number of functors.
   static constexpr int length = 1 + chain<Rest...>::length;
+  /// Number of functors across positions: pools and reductions over space.
+  static constexpr int pools = (detail::across_positions<First>::value ? 1 : 0) + chain<Rest...>::pools;
 
   /// Channels of the result for \p channels of the convolution.
   TCONV_HOST_DEVICE static constexpr int64_t output_channels(int64_t channels)
@@ -267,6 +302,7 @@ TCONV_HOST_DEVICE void apply_all(const chain<First, Rest...>& functors, Tile& ti
 template <class Tile, class... Functors>
 TCONV_HOST_DEVICE void apply(const chain<Functors...>& functors, Tile& tile)
 {
+  static_assert(chain<Functors...>::pools == 0, "tconv: a tile holds no neighbouring positions to pool");
   detail::apply_all<false>(functors, tile);
 }
 
@@ -299,5 +335,46 @@ TCONV_HOST_DEVICE chain<First, Rest...> prepend(const First& functor, const chai
 {
   return chain<First, Rest...>(functor, others);
 }
+
+namespace detail
+{
+
+/// The functors before the first that works across positions.
+TCONV_HOST_DEVICE chain<> before_pool(const chain<>&)
+{
+  return {};
+}
+template <class First, class... Rest>
+TCONV_HOST_DEVICE auto before_pool(const chain<First, Rest...>& functors)
+{
+  if constexpr (across_positions<First>::value)
+  {
+    return chain<>{};
+  }
+  else
+  {
+    return prepend(functors.first, before_pool(functors.rest));
+  }
+}
+
+/// The first functor that works across positions and everything behind it.
+TCONV_HOST_DEVICE chain<> from_pool(const chain<>&)
+{
+  return {};
+}
+template <class First, class... Rest>
+TCONV_HOST_DEVICE auto from_pool(const chain<First, Rest...>& functors)
+{
+  if constexpr (across_positions<First>::value)
+  {
+    return functors;
+  }
+  else
+  {
+    return from_pool(functors.rest);
+  }
+}
+
+} // namespace detail
 
 TCONV_NAMESPACE_END

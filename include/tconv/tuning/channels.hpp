@@ -36,20 +36,32 @@ struct columns_policy
   }
 };
 
-/// How kernel::apply_chain_rows holds rows in registers.
+/// How kernel::apply_chain_rows holds rows in registers: at most 64 values a thread, whose neighbours in memory are loaded together.
+///
+/// [16, 64, 32, 64, 64], channel softmax, against one position and 64 channels a thread (4 channels last): f32 0.28 -> 0.27 ms, bf16
+/// 0.32 -> 0.16, channels last f32 0.40 -> 0.26 and bf16 0.40 -> 0.17.
 struct rows_policy
 {
-  static constexpr int threads = 128;
+  static constexpr int threads   = 128;
+  static constexpr int positions = 4; ///< of a thread
 
-  int channels; ///< per thread: 4, 16 or 64
+  int channels; ///< per thread: 4, 8 or 16
   int lanes;    ///< threads of a row, a power of two; 0 where the row does not fit
 
-  /// Channels first: whole rows in one thread where they fit, so that warps read whole lines; at most 4 lanes, so that they still
-  /// read whole sectors. Channels last: neighbouring lanes hold neighbouring channels.
+  /// Channels first: at most 16 lanes, so that warps still read whole sectors. Channels last: neighbouring lanes hold neighbouring
+  /// channels, 8 each where vectors of 8 are aligned; else 4 (19 channels: 0.20 ms against 0.34).
   static constexpr rows_policy of(int64_t count, bool channels_last)
   {
-    rows_policy result{channels_last ? (count <= 128 ? 4 : 16) : (count <= 4 ? 4 : (count <= 16 ? 16 : 64)), 1};
-    const int most = channels_last ? 32 : 4;
+    rows_policy result{16, 1};
+    if (channels_last)
+    {
+      result.channels = count % 8 == 0 && count <= 256 ? 8 : (count <= 128 ? 4 : 16);
+    }
+    else
+    {
+      result.channels = count <= 4 ? 4 : (count <= 8 ? 8 : 16);
+    }
+    const int most = channels_last ? 32 : 16;
     while (result.lanes <= most && static_cast<int64_t>(result.channels) * result.lanes < count)
     {
       result.lanes *= 2;

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// How the second moments of a transposed convolution are computed from the spectrum of its input, and when that pays.
+
+#include "../layout.hpp"
+#include "../shape.hpp"
+#include "../taps.hpp"
+#include "../tuning/spectral.hpp"
+
+#include <algorithm>
+
+TCONV_NAMESPACE_BEGIN
+
+/// Everything the spectral kernels need besides pointers. Axes are canonical (d, h, w); complex numbers are pairs of floats.
+struct spectral_problem
+{
+  tensor_strides x;
+  int64_t batch        = 0;
+  int64_t in_channels  = 1;
+  int64_t out_channels = 1;
+  int in[3]            = {1, 1, 1};
+  int kernel[3]        = {1, 1, 1};
+  int size[3]          = {1, 1, 1}; ///< of the transform: the output's extents
+  int grid[3]          = {1, 1, 1}; ///< of the resampled spectrum: 2 * kernel - 1
+  int plane_channels   = 1;         ///< channels whose planes a block transforms at a time, a power of two
+  int tap_channels     = 1;         ///< output channels whose taps a block transforms at a time, a power of two
+
+  /// Frequencies along w that are not conjugates of others.
+  TCONV_HOST_DEVICE constexpr int half() const { return size[2] / 2 + 1; }
+  TCONV_HOST_DEVICE constexpr int half_grid() const { return (grid[2] + 1) / 2; }
+  /// Frequencies along \p a up to sign.
+  TCONV_HOST_DEVICE constexpr int pairs(int a) const { return size[a] / 2 + 1; }
+  /// Input channels in whole tiles, and tiles.
+  TCONV_HOST_DEVICE constexpr int64_t channel_tiles() const
+  {
+    return (in_channels + tuning::spectral_policy::tile - 1) / tuning::spectral_policy::tile;
+  }
+  TCONV_HOST_DEVICE constexpr int64_t padded_channels() const
+  {
+    return channel_tiles() * tuning::spectral_policy::tile;
+  }
+  /// Tiles on and above the diagonal of the channel-by-channel matrices.
+  TCONV_HOST_DEVICE constexpr int64_t tile_pairs() const { return channel_tiles() * (channel_tiles() + 1) / 2; }
+  TCONV_HOST_DEVICE constexpr int64_t tile_elements() const
+  {
+    return static_cast<int64_t>(tuning::spectral_policy::tile) * tuning::spectral_policy::tile;
+  }
+  /// Complex numbers of each intermediate.
+  TCONV_HOST_DEVICE constexpr int64_t plane_spectra() const
+  {
+    return static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
+  }
+  TCONV_HOST_DEVICE constexpr int64_t spectra() const
+  {
+    return static_cast<int64_t>(size[0]) * half() * size[1] * batch * padded_channels();
+  }
+  TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
+  {
+    return static_cast<int64_t>(grid[1]) * tile_pairs() * size[0] * half() * tile_elements();
+  }
+  TCONV_HOST_DEVICE constexpr int64_t grid_positions() const
+  {
+    return static_cast<int64_t>(grid[0]) * grid[1] * grid[2];
+  }
+  TCONV_HOST_DEVICE constexpr int64_t half_grid_positions() const
+  {
+    return static_cast<int64_t>(grid[0]) * grid[1] * half_grid();
+  }
+  /// Frequencies of the small grid up to sign.
+  TCONV_HOST_DEVICE constexpr int64_t grid_frequencies() const { return (grid_positions() + 1) / 2; }
+  TCONV_HOST_DEVICE constexpr int64_t matrices() const { return grid_positions() * tile_pairs() * tile_elements(); }
+  TCONV_HOST_DEVICE constexpr int64_t tap_spectra() const { return half_grid_positions() * in_channels * out_channels; }
+};
+
+namespace detail
+{
+
+/// Shared memory of kernel::transform_planes, in bytes; complex pitches as there.
+struct plane_layout
+{
+  int row_pitch;       ///< floats between rows of x
+  int frequency_pitch; ///< complex numbers between rows of frequencies along w
+  int channel_pitch;   ///< complex numbers between channels of them
+  int half;            ///< frequencies along w, and pairs of them along h, in whole groups of a thread
+  int pairs;
+
+  TCONV_HOST_DEVICE static constexpr plane_layout of(const spectral_problem& p)
+  {
+    // Rows of neighbouring lanes in different banks; channels of neighbouring lanes two complex numbers apart.
+    const int row       = p.in[2] | 1;
+    const int frequency = p.half() | 1;
+    constexpr int held  = tuning::spectral_policy::plane_frequencies;
+    return {row,
+            frequency,
+            (p.in[1] * frequency + 13) / 16 * 16 + 2,
+            (p.half() + held - 1) / held * held,
+            (p.pairs(1) + held - 1) / held * held};
+  }
+  TCONV_HOST_DEVICE constexpr int64_t bytes(const spectral_problem& p) const
+  {
+    const int64_t twiddles = static_cast<int64_t>(p.in[2]) * half + static_cast<int64_t>(p.in[1]) * pairs;
+    return 8 * (twiddles + static_cast<int64_t>(p.plane_channels) * channel_pitch)
+         + 4 * static_cast<int64_t>(p.plane_channels) * p.in[1] * row_pitch;
+  }
+};
+
+/// Shared memory of kernel::transform_taps.
+constexpr int64_t tap_bytes(const spectral_problem& p)
+{
+  const int64_t taps  = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.kernel[2];
+  const int64_t lines = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.half_grid();
+  const int64_t rows  = static_cast<int64_t>(p.kernel[0]) * p.grid[1] * p.half_grid();
+  return p.tap_channels * (4 * taps + 8 * lines + 8 * rows) + int64_t{8} * (p.grid[0] + p.grid[1] + p.grid[2]);
+}
+
+/// Shared memory of kernel::transform_depth, accumulate_matrices and resample_matrices.
+constexpr int64_t depth_bytes(const spectral_problem& p)
+{
+  return 8 * static_cast<int64_t>(p.in[0]) * (p.pairs(0) + tuning::spectral_policy::threads);
+}
+constexpr int64_t gram_bytes(const spectral_problem& p)
+{
+  using policy       = tuning::spectral_policy;
+  const int64_t grid = ceil_div(p.grid[1], int64_t{policy::grid_chunk}) * policy::grid_chunk;
+  return int64_t{16} * policy::gram_stages * policy::samples * policy::tile + 4 * grid * p.size[1];
+}
+constexpr int64_t resample_bytes(const spectral_problem& p)
+{
+  using policy = tuning::spectral_policy;
+  return int64_t{8} * policy::resample_stages * policy::resample_elements * p.half()
+       + 4 * (static_cast<int64_t>(p.grid[2]) * p.half() + static_cast<int64_t>(p.grid[0]) * p.size[0]);
+}
+
+/// The plan, and whether there is one.
+struct spectral_plan
+{
+  spectral_problem problem;
+  /// Nothing is cropped, every axis has one phase, and what blocks hold fits their shared memory.
+  bool possible = false;
+  /// Estimates, and the products of the convolution itself.
+  double macs        = 0;
+  double bytes       = 0;
+  double direct_macs = 0;
+
+  double milliseconds() const
+  {
+    return macs / tuning::spectral_macs_per_ms + bytes / tuning::spectral_bytes_per_ms + tuning::spectral_launch_ms;
+  }
+  /// Faster than a pass over the outputs.
+  bool pays() const { return possible && milliseconds() < direct_macs / tuning::gather_macs_per_ms; }
+};
+
+/// Second moments of \p shape, everything else of which has been checked.
+[[nodiscard]] inline spectral_plan plan_spectral(const conv_transpose_shape<3>& shape, layout input_layout)
+{
+  using policy = tuning::spectral_policy;
+  spectral_plan plan;
+  spectral_problem& p = plan.problem;
+  plan.possible       = shape.groups == 1;
+  for (std::size_t a = 0; a < 3; ++a)
+  {
+    constexpr int64_t longest = 1024;
+    plan.possible             = plan.possible && shape.stride[a] == 1 && shape.padding[a] == 0 && shape.dilation[a] == 1
+                 && shape.output_padding[a] == 0 && shape.input[a] + shape.kernel[a] <= longest;
+    if (!plan.possible)
+    {
+      return plan;
+    }
+    p.in[a]     = static_cast<int>(shape.input[a]);
+    p.kernel[a] = static_cast<int>(shape.kernel[a]);
+    p.size[a]   = p.in[a] + p.kernel[a] - 1;
+    p.grid[a]   = 2 * p.kernel[a] - 1;
+  }
+  p.x           = tensor_strides::of(input_layout, shape.input_slice.total(shape.in_channels), shape.input_positions());
+  p.batch       = shape.batch;
+  p.in_channels = shape.in_channels;
+  p.out_channels   = shape.out_channels;
+  p.plane_channels = policy::plane_channels;
+  while (p.plane_channels > 1 && plane_layout::of(p).bytes(p) > policy::shared_bytes)
+  {
+    p.plane_channels /= 2;
+  }
+  p.tap_channels = policy::tap_channels;
+  while (p.tap_channels > 1 && tap_bytes(p) > policy::shared_bytes)
+  {
+    p.tap_channels /= 2;
+  }
+  plan.possible =
+    std::max({plane_layout::of(p).bytes(p), tap_bytes(p), depth_bytes(p), gram_bytes(p), resample_bytes(p)})
+    <= policy::shared_bytes;
+  // Kernels number lines and matrices with 32 bits.
+  constexpr int64_t most = 0x7fffffff;
+  plan.possible          = plan.possible && p.plane_spectra() / p.padded_channels() * p.channel_tiles() <= most
+               && p.batch * p.in[0] * p.padded_channels() <= most;
+
+  const auto count    = [](int64_t v) { return static_cast<double>(v); };
+  const double rows   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
+  const double cols   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
+  const double depth  = count(p.spectra()) * p.in[0] * 2;
+  const double chunks = count(ceil_div(p.grid[1], int64_t{policy::grid_chunk}));
+  const double gram =
+    count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements()) * chunks
+    * (4.0 * count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples) + 2.0 * policy::grid_chunk);
+  const double resample = count(p.row_matrices()) * p.grid[2] * 2 + count(p.matrices()) * p.size[0] * 2;
+  const double form = count(p.grid_frequencies()) * count(p.tile_pairs() * p.tile_elements()) * count(p.out_channels)
+                    * 4;
+  const double taps = count(p.tap_spectra()) * 4 * (p.kernel[0] + p.kernel[1]);
+  plan.direct_macs  = count(p.batch) * count(shape.input_positions()) * count(shape.weight_elements());
+  plan.macs         = rows + cols + depth + gram + resample + form + taps;
+  plan.bytes        = 8
+             * (2 * count(p.plane_spectra()) + 3 * count(p.spectra()) + 2 * count(p.row_matrices())
+                + 2 * count(p.matrices()) + 2 * count(p.tap_spectra()));
+  return plan;
+}
+
+} // namespace detail
+
+TCONV_NAMESPACE_END

@@ -1,0 +1,891 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sums of squares of a transposed convolution's outputs around their means, without the outputs.
+///
+/// Where nothing is cropped and a transform has exactly the output's size N, Parseval's identity gives for each sample and channel
+///
+///     sum over positions of (y - mean)^2 = 1/N sum over f != 0 of |Y(f)|^2,    Y(f) = sum over ci of X_ci(f) W_ci(f),
+///
+/// so that no large numbers are subtracted anywhere. Summed over samples this is a quadratic form in the spectra of the weights with
+/// the matrices S(f)[i, j] = sum over n of conj(X_i(f)) X_j(f). Taps have no lags beyond +-(k - 1): S may be low-passed to those
+/// and resampled on a grid of 2 k - 1 frequencies per axis, by a real kernel that separates into axes,
+///
+///     S'(g) = sum over f of K_d(g_d, f_d) K_h(g_h, f_h) K_w(g_w, f_w) S(f),    K(g, f) = 1/N sum over |l| < k of cos(2 pi l (f/N - g/G)),
+///
+/// where the quadratic form needs far fewer matrices. x is real: frequencies f and -f are conjugates, and half of them is formed.
+/// All sums have a fixed order.
+
+#include "../block/async_copy.cuh"
+#include "../detail/launch.cuh"
+#include "../detail/spectral_plan.hpp"
+#include "../taps.hpp"
+#include "../thread/element.cuh"
+
+#include <type_traits>
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace block
+{
+
+/// Copies one element to shared memory as a float, or 0 where \p inside is false; without waiting where the types are the same.
+template <class In>
+TCONV_DEVICE void load_async(float* target, const In* source, bool inside)
+{
+  if constexpr (std::is_same<In, float>::value)
+  {
+    copy_async_or_zero(target, source, inside);
+  }
+  else
+  {
+    *target = inside ? to_float(*source) : 0.0f;
+  }
+}
+
+/// exp(2 pi i turns / size), exact in its argument.
+TCONV_DEVICE float2 unit_root(int turns, int size)
+{
+  float2 root;
+  sincospif(2.0f * static_cast<float>(turns % size) / static_cast<float>(size), &root.y, &root.x);
+  return root;
+}
+
+/// K(g, f) of an axis, see above.
+TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid, int kernel)
+{
+  // f / size - g / grid is a multiple of 1 / (size * grid): angles are reduced as integers.
+  const int64_t period = static_cast<int64_t>(size) * grid;
+  const int64_t step   = static_cast<int64_t>(f) * grid - static_cast<int64_t>(g) * size;
+  float sum            = 1.0f;
+  for (int l = 1; l < kernel; ++l)
+  {
+    const int64_t turns = (step * l % period + period) % period;
+    sum += 2.0f * cospif(2.0f * static_cast<float>(turns) / static_cast<float>(period));
+  }
+  return sum / static_cast<float>(size);
+}
+
+/// The tile (i, j), i <= j, of tile pair \p pair: pairs count along rows.
+struct tile_pair
+{
+  int64_t i;
+  int64_t j;
+
+  TCONV_DEVICE static tile_pair of(int64_t pair, int64_t tiles)
+  {
+    tile_pair result{0, 0};
+    while (pair >= tiles - result.i)
+    {
+      pair -= tiles - result.i;
+      ++result.i;
+    }
+    result.j = result.i + pair;
+    return result;
+  }
+  TCONV_DEVICE int64_t number(int64_t tiles) const { return i * tiles - i * (i - 1) / 2 + (j - i); }
+};
+
+/// Frequencies of the small grid up to sign, numbered.
+struct grid_frequency
+{
+  int d;
+  int h;
+  int w;
+
+  TCONV_DEVICE static grid_frequency of(const spectral_problem& problem, int64_t number)
+  {
+    // Those with w > 0; then those of the plane w = 0 up to sign: d = 0 with half of h, half of d > 0 with all h.
+    const int half      = problem.half_grid() - 1;
+    const int64_t above = static_cast<int64_t>(problem.grid[0]) * problem.grid[1] * half;
+    if (number < above)
+    {
+      const int64_t row = number / half;
+      return {static_cast<int>(row / problem.grid[1]),
+              static_cast<int>(row % problem.grid[1]),
+              static_cast<int>(number % half) + 1};
+    }
+    const int rest = static_cast<int>(number - above) - (problem.grid[1] + 1) / 2;
+    return rest < 0 ? grid_frequency{0, rest + (problem.grid[1] + 1) / 2, 0}
+                    : grid_frequency{1 + rest / problem.grid[1], rest % problem.grid[1], 0};
+  }
+};
+
+} // namespace block
+
+namespace kernel
+{
+
+/// \p spectra [size h][half w][batch][in d][padded channels]: planes of x, transformed along h and w. Persistent.
+template <class Policy, class In>
+__global__ __launch_bounds__(Policy::plane_threads,
+                             2) void transform_planes(const __grid_constant__ spectral_problem problem,
+                                                      const In* x,
+                                                      float2* spectra)
+{
+  constexpr int threads      = Policy::plane_threads;
+  constexpr int warps        = threads / 32;
+  constexpr int rows_held    = 4;                         // of x, by a thread
+  constexpr int columns_held = 2;                         // of the lines, by a thread
+  constexpr int held         = Policy::plane_frequencies; // by a thread
+  extern __shared__ float2 plane_scratch[];
+  const detail::plane_layout pitch = detail::plane_layout::of(problem);
+  const int channels               = problem.plane_channels;
+  const int height                 = problem.in[1];
+  const int width                  = problem.in[2];
+  const int half                   = problem.half();
+  const int pairs                  = problem.pairs(1);
+  float2* roots_w                  = plane_scratch;                  // [in w][half], in whole groups
+  float2* roots_h                  = roots_w + width * pitch.half;   // [in h][pairs], likewise
+  float2* lines                    = roots_h + height * pitch.pairs; // [channel][in h][half], padded
+  auto* rows                       = reinterpret_cast<float*>(lines + channels * pitch.channel_pitch);
+  const int thread                 = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < width * pitch.half; i += threads)
+  {
+    roots_w[i] = block::unit_root(i / pitch.half * (i % pitch.half), problem.size[2]);
+  }
+  for (int i = thread; i < height * pitch.pairs; i += threads)
+  {
+    roots_h[i] = block::unit_root(i / pitch.pairs * (i % pitch.pairs), problem.size[1]);
+  }
+  runtime::grid_dependency_wait();
+
+  // Items and rows are numbered in 32 bits: the plan sees to it.
+  const int padded             = static_cast<int>(problem.padded_channels());
+  const int chunks             = padded / channels;
+  const int all_rows           = channels * height;
+  const int items              = static_cast<int>(problem.batch) * problem.in[0] * chunks;
+  const int64_t out_row        = problem.batch * problem.in[0] * padded;
+  const int64_t frequency_step = half * out_row;
+  // Rows of the next item are copied while this one's frequencies along h are computed.
+  const int first_c = thread / 32 / height;
+  const auto stage  = [&](int item) {
+    if (item < items)
+    {
+      const int first = item % chunks * channels;
+      const int nd    = item / chunks;
+      const int n     = nd / problem.in[0];
+      const In* plane = x + n * problem.x.sample + first * problem.x.channel
+                      + static_cast<int64_t>(nd - n * problem.in[0]) * height * width * problem.x.position;
+      const int real = static_cast<int>(problem.in_channels - first < channels ? problem.in_channels - first
+                                                                                : channels);
+      int c          = first_c;
+      int h          = thread / 32 - c * height;
+      for (int row = thread / 32; row < all_rows; row += warps)
+      {
+        const In* line = plane + (c < real ? c : 0) * problem.x.channel + h * width * problem.x.position;
+        for (int w = thread % 32; w < width; w += 32)
+        {
+          block::load_async(rows + row * pitch.row_pitch + w, line + w * problem.x.position, c < real);
+        }
+        for (h += warps; h >= height; h -= height)
+        {
+          ++c;
+        }
+      }
+    }
+    block::copy_async_commit();
+  };
+  stage(static_cast<int>(blockIdx.x));
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
+  {
+    block::copy_async_wait<0>();
+    __syncthreads();
+
+    // Along w: X(f) = sum of x conj(root).
+    const int row_groups = (all_rows + rows_held - 1) / rows_held;
+    for (int i = thread; i < row_groups * ((half + held - 1) / held); i += threads)
+    {
+      const int group = i % row_groups;
+      const int f     = i / row_groups * held;
+      const float* at[rows_held];
+      const float2* root           = roots_w + f;
+      float2 sums[rows_held][held] = {};
+      TCONV_PRAGMA_UNROLL
+      for (int r = 0; r < rows_held; ++r)
+      {
+        const int row = group + r * row_groups;
+        at[r]         = rows + (row < all_rows ? row : 0) * pitch.row_pitch;
+      }
+      TCONV_PRAGMA_UNROLL_4
+      for (int w = 0; w < width; ++w)
+      {
+        float values[rows_held];
+        TCONV_PRAGMA_UNROLL
+        for (int r = 0; r < rows_held; ++r)
+        {
+          values[r] = at[r][w];
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int q = 0; q < held; ++q)
+        {
+          const float2 z = root[w * pitch.half + q];
+          TCONV_PRAGMA_UNROLL
+          for (int r = 0; r < rows_held; ++r)
+          {
+            sums[r][q].x = fmaf(values[r], z.x, sums[r][q].x);
+            sums[r][q].y = fmaf(-values[r], z.y, sums[r][q].y);
+          }
+        }
+      }
+      TCONV_PRAGMA_UNROLL
+      for (int r = 0; r < rows_held; ++r)
+      {
+        const int row = group + r * row_groups;
+        if (row < all_rows)
+        {
+          float2* line = lines + row / height * pitch.channel_pitch + row % height * pitch.frequency_pitch;
+          TCONV_PRAGMA_UNROLL
+          for (int q = 0; q < held; ++q)
+          {
+            if (f + q < half)
+            {
+              line[f + q] = sums[r][q];
+            }
+          }
+        }
+      }
+    }
+    __syncthreads();
+    stage(item + static_cast<int>(gridDim.x));
+
+    // Along h, frequencies f and -f together: sums with the cosines and with the sines make both.
+    const int columns       = channels * half;
+    const int column_groups = (columns + columns_held - 1) / columns_held;
+    for (int i = thread; i < column_groups * ((pairs + held - 1) / held); i += threads)
+    {
+      const int group = i % column_groups;
+      const int f     = i / column_groups * held;
+      const float2* line[columns_held];
+      const float2* root                 = roots_h + f;
+      float2 cosines[columns_held][held] = {};
+      float2 sines[columns_held][held]   = {};
+      TCONV_PRAGMA_UNROLL
+      for (int r = 0; r < columns_held; ++r)
+      {
+        const int column = group + r * column_groups < columns ? group + r * column_groups : 0;
+        line[r]          = lines + column % channels * pitch.channel_pitch + column / channels;
+      }
+      TCONV_PRAGMA_UNROLL_4
+      for (int h = 0; h < height; ++h)
+      {
+        float2 values[columns_held];
+        TCONV_PRAGMA_UNROLL
+        for (int r = 0; r < columns_held; ++r)
+        {
+          values[r] = *line[r];
+          line[r] += pitch.frequency_pitch;
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int q = 0; q < held; ++q)
+        {
+          const float2 z = root[h * pitch.pairs + q];
+          TCONV_PRAGMA_UNROLL
+          for (int r = 0; r < columns_held; ++r)
+          {
+            cosines[r][q].x = fmaf(values[r].x, z.x, cosines[r][q].x);
+            cosines[r][q].y = fmaf(values[r].y, z.x, cosines[r][q].y);
+            sines[r][q].x   = fmaf(values[r].x, z.y, sines[r][q].x);
+            sines[r][q].y   = fmaf(values[r].y, z.y, sines[r][q].y);
+          }
+        }
+      }
+      TCONV_PRAGMA_UNROLL
+      for (int r = 0; r < columns_held; ++r)
+      {
+        const int column = group + r * column_groups;
+        // (n, d) is the item without its chunk.
+        float2* target = spectra + (item / chunks) * static_cast<int64_t>(padded) + item % chunks * channels
+                       + column % channels + column / channels * out_row;
+        TCONV_PRAGMA_UNROLL
+        for (int q = 0; q < held; ++q)
+        {
+          if (column < columns && f + q < pairs)
+          {
+            // C - i S, and C + i S for -f.
+            const int opposite               = f + q == 0 ? 0 : problem.size[1] - (f + q);
+            target[(f + q) * frequency_step] = make_float2(
+              cosines[r][q].x + sines[r][q].y, cosines[r][q].y - sines[r][q].x);
+            if (opposite != f + q)
+            {
+              target[opposite * frequency_step] = make_float2(
+                cosines[r][q].x - sines[r][q].y, cosines[r][q].y + sines[r][q].x);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// \p spectra [size d][half w][size h][batch][padded channels] from \p planes (see transform_planes): the transform along d. A warp
+/// takes 32 channels of one line. Persistent.
+template <class Policy>
+__global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_constant__ spectral_problem problem,
+                                                                   const float2* planes,
+                                                                   float2* spectra)
+{
+  constexpr int held  = 4;
+  constexpr int warps = Policy::threads / 32;
+  extern __shared__ float2 depth_scratch[];
+  const int pairs   = problem.pairs(0);
+  const int depth   = problem.in[0];
+  float2* roots     = depth_scratch; // [in d][pairs]
+  const int warp    = static_cast<int>(threadIdx.x) / 32;
+  const int lane    = static_cast<int>(threadIdx.x) % 32;
+  float2* values    = roots + depth * pairs + warp * depth * 32 + lane; // [in d][32]
+  const int64_t all = problem.batch * problem.padded_channels();
+  for (int i = static_cast<int>(threadIdx.x); i < depth * pairs; i += Policy::threads)
+  {
+    roots[i] = block::unit_root(i / pairs * (i % pairs), problem.size[0]);
+  }
+  runtime::grid_dependency_wait();
+  __syncthreads();
+
+  const int tiles = static_cast<int>(problem.channel_tiles());
+  const int batch = static_cast<int>(problem.batch);
+  const int items = problem.size[1] * problem.half() * batch * tiles;
+  for (int item = static_cast<int>(blockIdx.x) * warps + warp; item < items;
+       item += static_cast<int>(gridDim.x) * warps)
+  {
+    const int line   = item / tiles; // (fh, fw, n)
+    const int c      = (item - line * tiles) * 32 + lane;
+    const int bin    = line / batch;
+    const int n      = line - bin * batch;
+    const int fh     = bin / problem.half();
+    const int fw     = bin - fh * problem.half();
+    const float2* at = planes + static_cast<int64_t>(line) * depth * problem.padded_channels() + c;
+    TCONV_PRAGMA_UNROLL_4
+    for (int d = 0; d < depth; ++d)
+    {
+      values[d * 32] = at[d * problem.padded_channels()];
+    }
+    float2* target = spectra + (static_cast<int64_t>(fw) * problem.size[1] + fh) * all + n * problem.padded_channels()
+                   + c;
+    const int64_t frequency_step = static_cast<int64_t>(problem.half()) * problem.size[1] * all;
+    for (int f = 0; f < pairs; f += held)
+    {
+      float2 cosines[held] = {};
+      float2 sines[held]   = {};
+      int next[held];
+      TCONV_PRAGMA_UNROLL
+      for (int q = 0; q < held; ++q)
+      {
+        next[q] = f + q < pairs ? f + q : 0;
+      }
+      TCONV_PRAGMA_UNROLL_4
+      for (int d = 0; d < depth; ++d)
+      {
+        const float2 value = values[d * 32];
+        TCONV_PRAGMA_UNROLL
+        for (int q = 0; q < held; ++q)
+        {
+          const float2 root = roots[d * pairs + next[q]];
+          cosines[q].x      = fmaf(value.x, root.x, cosines[q].x);
+          cosines[q].y      = fmaf(value.y, root.x, cosines[q].y);
+          sines[q].x        = fmaf(value.x, root.y, sines[q].x);
+          sines[q].y        = fmaf(value.y, root.y, sines[q].y);
+        }
+      }
+      TCONV_PRAGMA_UNROLL
+      for (int q = 0; q < held; ++q)
+      {
+        if (f + q < pairs)
+        {
+          const int opposite               = f + q == 0 ? 0 : problem.size[0] - (f + q);
+          target[(f + q) * frequency_step] = make_float2(cosines[q].x + sines[q].y, cosines[q].y - sines[q].x);
+          if (opposite != f + q)
+          {
+            target[opposite * frequency_step] = make_float2(cosines[q].x - sines[q].y, cosines[q].y + sines[q].x);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block accumulates
+/// grid_chunk frequencies of the grid for one tile pair and one (f_d, f_w). Persistent.
+template <class Policy>
+__global__ __launch_bounds__(Policy::threads,
+                             2) void accumulate_matrices(const __grid_constant__ spectral_problem problem,
+                                                         const float2* spectra,
+                                                         float2* matrices)
+{
+  constexpr int tile    = Policy::tile;
+  constexpr int samples = Policy::samples;
+  constexpr int chunk   = Policy::grid_chunk;
+  static_assert(Policy::threads == tile * tile / 4, "tconv: a thread holds 2 x 2 elements");
+  constexpr int stages      = Policy::gram_stages;
+  constexpr int stage_parts = samples * tile; // of 16 bytes, two complex numbers each
+  extern __shared__ float4 gram_scratch[];
+  auto* weights    = reinterpret_cast<float*>(gram_scratch + stages * stage_parts); // [size h][grid h, in whole chunks]
+  const int thread = static_cast<int>(threadIdx.x);
+  const int chunks = (problem.grid[1] + chunk - 1) / chunk;
+  for (int i = thread; i < problem.size[1] * chunks * chunk; i += Policy::threads)
+  {
+    const int g = i % (chunks * chunk);
+    weights[i]  = g < problem.grid[1] ? block::resampling_weight(
+                   g, i / (chunks * chunk), problem.size[1], problem.grid[1], problem.kernel[1])
+                                      : 0.0f;
+  }
+  runtime::grid_dependency_wait();
+
+  const int row        = thread / (tile / 2) * 2;
+  const int column     = thread % (tile / 2) * 2;
+  const int64_t padded = problem.padded_channels();
+  const int64_t bins   = static_cast<int64_t>(problem.size[0]) * problem.half();
+  const int batch      = static_cast<int>(problem.batch);
+  const int steps      = problem.size[1] * ((batch + samples - 1) / samples);
+  const int64_t items  = problem.tile_pairs() * bins * chunks;
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
+  {
+    const int64_t bin         = item % bins;
+    const int64_t pair        = item / bins % problem.tile_pairs();
+    const int first_grid      = static_cast<int>(item / bins / problem.tile_pairs()) * chunk;
+    const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
+    // This thread copies two channels of one sample in each turn: sample by sample, frequency by frequency.
+    constexpr int turns     = stage_parts / Policy::threads;
+    constexpr int turn_rows = Policy::threads / tile;
+    const int part          = thread % tile;
+    const float2* from      = spectra + bin * problem.size[1] * batch * padded + thread / tile * padded
+                       + (part < tile / 2 ? at.i : at.j) * tile + part % (tile / 2) * 2;
+    float4* target   = gram_scratch + thread;
+    int copied       = 0;             // steps
+    int copied_n     = thread / tile; // the sample that this thread copies next
+    const auto stage = [&] {
+      if (copied < steps)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < turns; ++i)
+        {
+          const bool inside = copied_n + i * turn_rows < batch;
+          block::copy_async_16_or_zero(reinterpret_cast<float*>(target + i * Policy::threads),
+                                       reinterpret_cast<const float*>(inside ? from + i * turn_rows * padded : from),
+                                       inside);
+        }
+        const int left = batch - (copied_n - thread / tile); // samples of this frequency, this step's included
+        from += (left < samples ? left : samples) * padded;
+        copied_n = left <= samples ? thread / tile : copied_n + samples;
+        ++copied;
+        target = copied % stages == 0 ? gram_scratch + thread : target + stage_parts;
+      }
+      block::copy_async_commit();
+    };
+    float2 sums[chunk][2][2]  = {};
+    float2 bin_sums[2][2]     = {};
+    const float4* values      = gram_scratch;
+    const float* of_frequency = weights + first_grid;
+    int first_n               = 0;
+    bool zero                 = bin == 0; // frequency 0 along all axes
+    __syncthreads();
+    for (int step = 0; step < stages - 1; ++step)
+    {
+      stage();
+    }
+    for (int step = 0; step < steps; ++step)
+    {
+      block::copy_async_wait<stages - 2>();
+      __syncthreads();
+      stage();
+      TCONV_PRAGMA_UNROLL
+      for (int n = 0; n < samples; ++n)
+      {
+        const float4 a = values[n * tile + row / 2];
+        const float4 b = values[n * tile + tile / 2 + column / 2];
+        const auto add = [](float2& sum, float ar, float ai, float br, float bi) {
+          // conj(a) b
+          sum.x = fmaf(ai, bi, fmaf(ar, br, sum.x));
+          sum.y = fmaf(-ai, br, fmaf(ar, bi, sum.y));
+        };
+        add(bin_sums[0][0], a.x, a.y, b.x, b.y);
+        add(bin_sums[0][1], a.x, a.y, b.z, b.w);
+        add(bin_sums[1][0], a.z, a.w, b.x, b.y);
+        add(bin_sums[1][1], a.z, a.w, b.z, b.w);
+      }
+      values = (step + 1) % stages == 0 ? gram_scratch : values + stage_parts;
+      first_n += samples;
+      if (first_n >= batch)
+      {
+        first_n = 0;
+        TCONV_PRAGMA_UNROLL
+        for (int g = 0; g < chunk; ++g)
+        {
+          const float weight = zero ? 0.0f : of_frequency[g];
+          TCONV_PRAGMA_UNROLL
+          for (int e = 0; e < 4; ++e)
+          {
+            sums[g][e / 2][e % 2].x = fmaf(weight, bin_sums[e / 2][e % 2].x, sums[g][e / 2][e % 2].x);
+            sums[g][e / 2][e % 2].y = fmaf(weight, bin_sums[e / 2][e % 2].y, sums[g][e / 2][e % 2].y);
+          }
+        }
+        zero = false;
+        of_frequency += chunks * chunk;
+        TCONV_PRAGMA_UNROLL
+        for (int e = 0; e < 4; ++e)
+        {
+          bin_sums[e / 2][e % 2] = make_float2(0.0f, 0.0f);
+        }
+      }
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int g = 0; g < chunk; ++g)
+    {
+      if (first_grid + g < problem.grid[1])
+      {
+        float2* target = matrices + (((first_grid + g) * problem.tile_pairs() + pair) * bins + bin) * (tile * tile);
+        TCONV_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r)
+        {
+          *reinterpret_cast<float4*>(target + (row + r) * tile + column) = make_float4(
+            sums[g][r][0].x, sums[g][r][0].y, sums[g][r][1].x, sums[g][r][1].y);
+        }
+      }
+    }
+  }
+}
+
+/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along w and d. Frequencies along w count
+/// for their conjugates, half where they are their own. A thread takes two elements of the matrices.
+template <class Policy>
+__global__ __launch_bounds__(Policy::resample_elements / 2 * Policy::resample_rows) void resample_matrices(
+  const __grid_constant__ spectral_problem problem, const float2* matrices, float2* resampled)
+{
+  constexpr int width   = Policy::resample_elements;
+  constexpr int rows    = Policy::resample_rows;
+  constexpr int threads = width / 2 * rows;
+  constexpr int chunk   = Policy::grid_chunk;
+  constexpr int stages  = Policy::resample_stages;
+  extern __shared__ float4 resample_scratch[];
+  const int half   = problem.half();
+  const int parts  = half * (width / 2);                                          // of 16 bytes
+  auto* weights_w  = reinterpret_cast<float*>(resample_scratch + stages * parts); // [grid w][half w]
+  float* weights_d = weights_w + problem.grid[2] * half;                          // [size d][grid d]
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < problem.grid[2] * half; i += threads)
+  {
+    const int f     = i % half;
+    const bool self = f == 0 || 2 * f == problem.size[2];
+    weights_w[i]    = (self ? 0.5f : 1.0f)
+                 * block::resampling_weight(i / half, f, problem.size[2], problem.grid[2], problem.kernel[2]);
+  }
+  for (int i = thread; i < problem.grid[0] * problem.size[0]; i += threads)
+  {
+    weights_d[i] = block::resampling_weight(
+      i % problem.grid[0], i / problem.grid[0], problem.size[0], problem.grid[0], problem.kernel[0]);
+  }
+  runtime::grid_dependency_wait();
+
+  const int element      = thread % (width / 2);
+  const int row          = thread / (width / 2);
+  const int64_t per_tile = problem.tile_elements() / 2; // of 16 bytes
+  const int64_t pieces   = per_tile / (width / 2);
+  const int64_t items    = problem.grid[1] * problem.tile_pairs() * pieces;
+  const auto add         = [](float4& sum, float weight, const float4& v) {
+    sum.x = fmaf(weight, v.x, sum.x);
+    sum.y = fmaf(weight, v.y, sum.y);
+    sum.z = fmaf(weight, v.z, sum.z);
+    sum.w = fmaf(weight, v.w, sum.w);
+  };
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
+  {
+    const int64_t piece = item % pieces;
+    const int64_t pair  = item / pieces % problem.tile_pairs();
+    const int64_t gh    = item / pieces / problem.tile_pairs();
+    const float4* from  = reinterpret_cast<const float4*>(matrices)
+                       + (gh * problem.tile_pairs() + pair) * problem.size[0] * half * per_tile + piece * (width / 2);
+    for (int first_w = 0; first_w < problem.grid[2]; first_w += rows)
+    {
+      for (int first_d = 0; first_d < problem.grid[0]; first_d += chunk)
+      {
+        const int gw       = first_w + row;
+        float4 sums[chunk] = {};
+        const auto stage   = [&](int fd) {
+          if (fd < problem.size[0])
+          {
+            float4* target = resample_scratch + fd % stages * parts;
+            for (int f = row; f < half; f += rows)
+            {
+              block::copy_async_16(reinterpret_cast<float*>(target + f * (width / 2) + element),
+                                   reinterpret_cast<const float*>(from + (fd * half + f) * per_tile + element));
+            }
+          }
+          block::copy_async_commit();
+        };
+        __syncthreads();
+        for (int fd = 0; fd < stages - 1; ++fd)
+        {
+          stage(fd);
+        }
+        for (int fd = 0; fd < problem.size[0]; ++fd)
+        {
+          block::copy_async_wait<stages - 2>();
+          __syncthreads();
+          stage(fd + stages - 1);
+          const float4* line = resample_scratch + fd % stages * parts + element;
+          if (gw < problem.grid[2])
+          {
+            const float* of_w = weights_w + gw * half;
+            float4 sum        = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            TCONV_PRAGMA_UNROLL_4
+            for (int f = 0; f < half; ++f)
+            {
+              add(sum, of_w[f], line[f * (width / 2)]);
+            }
+            const float* of_d = weights_d + fd * problem.grid[0] + first_d;
+            TCONV_PRAGMA_UNROLL
+            for (int g = 0; g < chunk; ++g)
+            {
+              add(sums[g], first_d + g < problem.grid[0] ? of_d[g] : 0.0f, sum);
+            }
+          }
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int g = 0; g < chunk; ++g)
+        {
+          if (gw < problem.grid[2] && first_d + g < problem.grid[0])
+          {
+            const int64_t place = (static_cast<int64_t>(first_d + g) * problem.grid[1] + gh) * problem.grid[2] + gw;
+            reinterpret_cast<float4*>(
+              resampled)[(place * problem.tile_pairs() + pair) * per_tile + piece * (width / 2) + element] = sums[g];
+          }
+        }
+      }
+    }
+  }
+}
+
+/// \p spectra [grid d][grid h][half grid w][in channels][out channels]: the taps of each pair of channels, transformed on the small
+/// grid, a block per input channel and tap_channels output channels.
+template <class Policy, class In>
+__global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_constant__ spectral_problem problem,
+                                                                  const In* w,
+                                                                  float2* spectra)
+{
+  extern __shared__ float2 tap_scratch[];
+  const int channels = problem.tap_channels;
+  const int half     = problem.half_grid();
+  const int kd       = problem.kernel[0];
+  const int kh       = problem.kernel[1];
+  const int kw       = problem.kernel[2];
+  const int taps     = kd * kh * kw;
+  float2* roots[3];
+  roots[0]         = tap_scratch;
+  roots[1]         = roots[0] + problem.grid[0];
+  roots[2]         = roots[1] + problem.grid[1];
+  float2* lines    = roots[2] + problem.grid[2];        // [tap d][tap h][half w][channel]
+  float2* rows     = lines + kd * kh * half * channels; // [tap d][grid h][half w][channel]
+  auto* values     = reinterpret_cast<float*>(rows + kd * problem.grid[1] * half * channels); // [tap][channel]
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int a = 0; a < 3; ++a)
+  {
+    for (int i = thread; i < problem.grid[a]; i += Policy::threads)
+    {
+      roots[a][i] = block::unit_root(i, problem.grid[a]);
+    }
+  }
+  runtime::grid_dependency_wait();
+
+  // store(f, sum over t of load(t) conj(root^(f t))) for all f of an axis, or those up to sign: frequencies f and -f together.
+  const auto transform = [](auto load, auto store, int count, int size, bool upper, const float2* root) {
+    for (int f = 0; f <= size / 2; ++f)
+    {
+      float2 cosines = make_float2(0.0f, 0.0f);
+      float2 sines   = make_float2(0.0f, 0.0f);
+      int turns      = 0;
+      for (int t = 0; t < count; ++t)
+      {
+        const float2 value = load(t);
+        const float2 z     = root[turns];
+        cosines.x          = fmaf(value.x, z.x, cosines.x);
+        cosines.y          = fmaf(value.y, z.x, cosines.y);
+        sines.x            = fmaf(value.x, z.y, sines.x);
+        sines.y            = fmaf(value.y, z.y, sines.y);
+        turns += f;
+        turns -= turns >= size ? size : 0;
+      }
+      store(f, make_float2(cosines.x + sines.y, cosines.y - sines.x));
+      if (upper && f > 0)
+      {
+        store(size - f, make_float2(cosines.x - sines.y, cosines.y + sines.x));
+      }
+    }
+  };
+  const int64_t tiles = ceil_div(problem.out_channels, channels);
+  for (int64_t item = blockIdx.x; item < problem.in_channels * tiles; item += gridDim.x)
+  {
+    const int64_t ci    = item / tiles;
+    const int64_t first = item % tiles * channels;
+    __syncthreads();
+    for (int i = thread; i < channels * taps; i += Policy::threads)
+    {
+      const int c                     = i / taps;
+      values[i % taps * channels + c] = first + c < problem.out_channels
+                                        ? to_float(w[(ci * problem.out_channels + first) * taps + i])
+                                        : 0.0f;
+    }
+    __syncthreads();
+    for (int i = thread; i < kd * kh * channels; i += Policy::threads)
+    {
+      const int c    = i % channels;
+      const int line = i / channels;
+      transform([&](int t) { return make_float2(values[(line * kw + t) * channels + c], 0.0f); },
+                [&](int f, float2 v) { lines[(line * half + f) * channels + c] = v; },
+                kw,
+                problem.grid[2],
+                false,
+                roots[2]);
+    }
+    __syncthreads();
+    const int line_width = half * channels;
+    for (int i = thread; i < kd * line_width; i += Policy::threads)
+    {
+      const int rest = i % line_width;
+      const int d    = i / line_width;
+      transform([&](int t) { return lines[(d * kh + t) * line_width + rest]; },
+                [&](int f, float2 v) { rows[(d * problem.grid[1] + f) * line_width + rest] = v; },
+                kh,
+                problem.grid[1],
+                true,
+                roots[1]);
+    }
+    __syncthreads();
+    const int plane = problem.grid[1] * line_width;
+    for (int i = thread; i < plane; i += Policy::threads)
+    {
+      const int c     = i % channels;
+      const int place = i / channels;
+      if (first + c < problem.out_channels)
+      {
+        float2* target     = spectra + (place * problem.in_channels + ci) * problem.out_channels + first + c;
+        const int64_t step = static_cast<int64_t>(plane / channels) * problem.in_channels * problem.out_channels;
+        transform([&](int t) { return rows[t * plane + i]; },
+                  [&](int f, float2 v) { target[f * step] = v; },
+                  kd,
+                  problem.grid[0],
+                  true,
+                  roots[0]);
+      }
+    }
+  }
+}
+
+/// \p squares [out channels][grid frequencies]: the quadratic form of each output channel at each frequency of the small grid, weighted, so
+/// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output channels.
+template <class Policy>
+__global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid_constant__ spectral_problem problem,
+                                                                    const float2* resampled,
+                                                                    const float2* tap_spectra,
+                                                                    double* squares)
+{
+  constexpr int tile  = Policy::tile;
+  constexpr int width = Policy::form_channels;
+  static_assert(Policy::threads == tile / 2 * (width / 4), "tconv: a thread holds 2 x 4 elements");
+  __shared__ alignas(16) float2 matrix[tile][tile + 2]; // [j][i]
+  __shared__ alignas(16) float2 taps[tile][width];      // [j][co]
+  __shared__ float partial[tile / 2][width];
+  runtime::grid_dependency_wait();
+
+  const int thread          = static_cast<int>(threadIdx.x);
+  const int row             = thread / (width / 4) * 2;
+  const int column          = thread % (width / 4) * 2; // and its neighbour, and both again half a tile on
+  const int64_t tiles       = ceil_div(problem.out_channels, width);
+  const int64_t frequencies = problem.grid_frequencies();
+  const int half            = problem.half_grid();
+  for (int64_t item = blockIdx.x; item < frequencies * tiles; item += gridDim.x)
+  {
+    const int64_t number          = item % frequencies;
+    const int64_t first           = item / frequencies * width;
+    const block::grid_frequency f = block::grid_frequency::of(problem, number);
+    const int64_t place           = (static_cast<int64_t>(f.d) * problem.grid[1] + f.h) * half + f.w;
+    const auto matrices           = [&](int d, int h, int w) {
+      return ((static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w) * problem.tile_pairs()
+           * problem.tile_elements();
+    };
+    const float2* here     = resampled + matrices(f.d, f.h, f.w);
+    const float2* opposite = resampled
+                           + matrices((problem.grid[0] - f.d) % problem.grid[0],
+                                      (problem.grid[1] - f.h) % problem.grid[1],
+                                      (problem.grid[2] - f.w) % problem.grid[2]);
+    const float2* spectra = tap_spectra + place * problem.in_channels * problem.out_channels + first;
+    const auto tap        = [&](int64_t c, int co) {
+      return c < problem.in_channels && first + co < problem.out_channels ? spectra[c * problem.out_channels + co]
+                                                                                 : make_float2(0.0f, 0.0f);
+    };
+    float total[4] = {};
+    for (int64_t i = 0; i < problem.channel_tiles(); ++i)
+    {
+      float2 products[2][4] = {};
+      for (int64_t j = i; j < problem.channel_tiles(); ++j)
+      {
+        const int64_t from = block::tile_pair{i, j}.number(problem.channel_tiles()) * problem.tile_elements();
+        // Tiles above the diagonal stand for their transposes.
+        const float weight = i == j ? 1.0f : 2.0f;
+        __syncthreads();
+        for (int e = thread; e < tile * tile; e += Policy::threads)
+        {
+          const float2 a             = here[from + e];
+          const float2 b             = opposite[from + e];
+          matrix[e % tile][e / tile] = make_float2(weight * (a.x + b.x), weight * (a.y - b.y));
+        }
+        for (int e = thread; e < tile * width; e += Policy::threads)
+        {
+          taps[e / width][e % width] = tap(j * tile + e / width, e % width);
+        }
+        __syncthreads();
+        TCONV_PRAGMA_UNROLL
+        for (int k = 0; k < tile; ++k)
+        {
+          const float4 s   = *reinterpret_cast<const float4*>(&matrix[k][row]);
+          const float4 w01 = *reinterpret_cast<const float4*>(&taps[k][column]);
+          const float4 w23 = *reinterpret_cast<const float4*>(&taps[k][column + width / 2]);
+          const auto add   = [](float2& sum, float ar, float ai, float br, float bi) {
+            sum.x = fmaf(-ai, bi, fmaf(ar, br, sum.x));
+            sum.y = fmaf(ai, br, fmaf(ar, bi, sum.y));
+          };
+          add(products[0][0], s.x, s.y, w01.x, w01.y);
+          add(products[0][1], s.x, s.y, w01.z, w01.w);
+          add(products[0][2], s.x, s.y, w23.x, w23.y);
+          add(products[0][3], s.x, s.y, w23.z, w23.w);
+          add(products[1][0], s.z, s.w, w01.x, w01.y);
+          add(products[1][1], s.z, s.w, w01.z, w01.w);
+          add(products[1][2], s.z, s.w, w23.x, w23.y);
+          add(products[1][3], s.z, s.w, w23.z, w23.w);
+        }
+      }
+      TCONV_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int q = 0; q < 4; ++q)
+        {
+          const float2 value = tap(i * tile + row + r, column + q / 2 * (width / 2) + q % 2);
+          total[q] += fmaf(value.x, products[r][q].x, value.y * products[r][q].y);
+        }
+      }
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int q = 0; q < 4; ++q)
+    {
+      partial[row / 2][column + q / 2 * (width / 2) + q % 2] = total[q];
+    }
+    __syncthreads();
+    if (thread < width && first + thread < problem.out_channels)
+    {
+      double sum = 0;
+      for (int r = 0; r < tile / 2; ++r)
+      {
+        sum += static_cast<double>(partial[r][thread]);
+      }
+      // All but frequency 0 stand for their conjugates too.
+      squares[(first + thread) * frequencies + number] = sum * (place == 0 ? 1.0 : 2.0)
+                                                       / static_cast<double>(problem.grid_positions());
+    }
+    __syncthreads();
+  }
+}
+
+} // namespace kernel
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Policies of the spectral moments, and the rates that the choice between them and the convolution rests on.
+
+#include "../detail/config.hpp"
+
+TCONV_NAMESPACE_BEGIN
+
+namespace tuning
+{
+
+/// Block shapes of kernel/spectral.cuh.
+struct spectral_policy
+{
+  static constexpr int threads = 256;
+  /// Shared memory of a block: two or three fit an sm_90 multiprocessor, one or two an sm_80's.
+  static constexpr int shared_bytes = 100 * 1024;
+  /// Threads of a block that transforms planes.
+  static constexpr int plane_threads     = 320;
+  static constexpr int plane_frequencies = 5; ///< of a thread
+  /// Channels whose planes a block transforms at a time, at most: 64 bytes of each frequency.
+  static constexpr int plane_channels = 8;
+  /// Channels of one side of a tile of the channel-by-channel matrices.
+  static constexpr int tile = 32;
+  /// Samples whose spectra a stage of shared memory holds, and stages.
+  static constexpr int samples     = 16;
+  static constexpr int gram_stages = 4;
+  /// Frequencies of the small grid along h that a block accumulates; k <= 5 taps need 2 k - 1.
+  static constexpr int grid_chunk = 9;
+  /// Elements of a matrix, and rows of threads, of a block that resamples along d and w.
+  static constexpr int resample_elements = 64;
+  static constexpr int resample_rows     = 9;
+  static constexpr int resample_stages   = 3;
+  /// Output channels of a block that evaluates the quadratic form.
+  static constexpr int form_channels = 64;
+  /// Output channels whose taps a block transforms, at most.
+  static constexpr int tap_channels = 32;
+};
+
+/// Multiply-adds a second of the gather engine's moments pass on large problems (P2: 268 GMAC in 18.6 ms) and of the spectral
+/// kernels, and what their launches and latencies cost; the choice needs no more than their ratio.
+inline constexpr double gather_macs_per_ms    = 14.4e9;
+inline constexpr double spectral_macs_per_ms  = 12.0e9;
+inline constexpr double spectral_bytes_per_ms = 2.5e9;
+inline constexpr double spectral_launch_ms    = 0.05;
+
+} // namespace tuning
+
+TCONV_NAMESPACE_END
