@@ -83,24 +83,27 @@ struct plane_layout
   int row_pitch;       ///< floats between rows of x
   int frequency_pitch; ///< complex numbers between rows of frequencies along w
   int channel_pitch;   ///< complex numbers between channels of them
+  int width;           ///< of x, in whole vectors
   int half;            ///< frequencies along w, and pairs of them along h, in whole groups of a thread
   int pairs;
 
   TCONV_HOST_DEVICE static constexpr plane_layout of(const spectral_problem& p)
   {
-    // Rows of neighbouring lanes in different banks; channels of neighbouring lanes two complex numbers apart.
-    const int row       = p.in[2] | 1;
+    // Vectors of rows of neighbouring lanes in different banks; channels of neighbouring lanes two complex numbers apart.
+    const int quads     = (p.in[2] + 3) / 4;
+    const int row       = 4 * (quads | 1);
     const int frequency = p.half() | 1;
     constexpr int held  = tuning::spectral_policy::plane_frequencies;
     return {row,
             frequency,
             (p.in[1] * frequency + 13) / 16 * 16 + 2,
+            4 * quads,
             (p.half() + held - 1) / held * held,
             (p.pairs(1) + held - 1) / held * held};
   }
   TCONV_HOST_DEVICE constexpr int64_t bytes(const spectral_problem& p) const
   {
-    const int64_t twiddles = static_cast<int64_t>(p.in[2]) * half + static_cast<int64_t>(p.in[1]) * pairs;
+    const int64_t twiddles = static_cast<int64_t>(width) * half + (static_cast<int64_t>(p.in[1]) * pairs + 1) / 2 * 2;
     return 8 * (twiddles + static_cast<int64_t>(p.plane_channels) * channel_pitch)
          + 4 * static_cast<int64_t>(p.plane_channels) * p.in[1] * row_pitch;
   }

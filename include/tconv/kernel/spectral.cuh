@@ -44,6 +44,26 @@ TCONV_DEVICE void load_async(float* target, const In* source, bool inside)
   }
 }
 
+/// The same for 4 neighbours that are aligned to 16 bytes, in floats.
+template <class In>
+TCONV_DEVICE void load_async_quad(float* target, const In* source, bool inside)
+{
+  if constexpr (std::is_same<In, float>::value)
+  {
+    copy_async_16_or_zero(target, source, inside);
+  }
+  else
+  {
+    element_vector<In, 4> v;
+    v.load(source);
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i)
+    {
+      target[i] = inside ? to_float(v.values[i]) : 0.0f;
+    }
+  }
+}
+
 /// exp(2 pi i turns / size), exact in its argument.
 TCONV_DEVICE float2 unit_root(int turns, int size)
 {
@@ -56,12 +76,14 @@ TCONV_DEVICE float2 unit_root(int turns, int size)
 TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid, int kernel)
 {
   // f / size - g / grid is a multiple of 1 / (size * grid): angles are reduced as integers.
-  const int64_t period = static_cast<int64_t>(size) * grid;
-  const int64_t step   = static_cast<int64_t>(f) * grid - static_cast<int64_t>(g) * size;
-  float sum            = 1.0f;
+  const int period = size * grid;
+  const int step   = (f * grid - g * size + period) % period;
+  float sum        = 1.0f;
+  int turns        = 0;
   for (int l = 1; l < kernel; ++l)
   {
-    const int64_t turns = (step * l % period + period) % period;
+    turns += step;
+    turns -= turns >= period ? period : 0;
     sum += 2.0f * cospif(2.0f * static_cast<float>(turns) / static_cast<float>(period));
   }
   return sum / static_cast<float>(size);
@@ -119,29 +141,26 @@ namespace kernel
 
 /// \p spectra [size h][half w][batch][in d][padded channels]: planes of x, transformed along h and w. Persistent.
 template <class Policy, class In>
-__global__ __launch_bounds__(Policy::plane_threads,
-                             2) void transform_planes(const __grid_constant__ spectral_problem problem,
-                                                      const In* x,
-                                                      float2* spectra)
+__global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
+  const __grid_constant__ spectral_problem problem, const In* x, bool quads, float2* spectra)
 {
   constexpr int threads      = Policy::plane_threads;
-  constexpr int warps        = threads / 32;
   constexpr int rows_held    = 4;                         // of x, by a thread
   constexpr int columns_held = 2;                         // of the lines, by a thread
   constexpr int held         = Policy::plane_frequencies; // by a thread
-  extern __shared__ float2 plane_scratch[];
+  extern __shared__ float4 plane_scratch[];
   const detail::plane_layout pitch = detail::plane_layout::of(problem);
   const int channels               = problem.plane_channels;
   const int height                 = problem.in[1];
   const int width                  = problem.in[2];
   const int half                   = problem.half();
   const int pairs                  = problem.pairs(1);
-  float2* roots_w                  = plane_scratch;                  // [in w][half], in whole groups
-  float2* roots_h                  = roots_w + width * pitch.half;   // [in h][pairs], likewise
-  float2* lines                    = roots_h + height * pitch.pairs; // [channel][in h][half], padded
+  float2* roots_w                  = reinterpret_cast<float2*>(plane_scratch);     // [in w][half], in whole groups
+  float2* roots_h                  = roots_w + pitch.width * pitch.half;           // [in h][pairs], likewise
+  float2* lines                    = roots_h + (height * pitch.pairs + 1) / 2 * 2; // [channel][in h][half], padded
   auto* rows                       = reinterpret_cast<float*>(lines + channels * pitch.channel_pitch);
   const int thread                 = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < width * pitch.half; i += threads)
+  for (int i = thread; i < pitch.width * pitch.half; i += threads)
   {
     roots_w[i] = block::unit_root(i / pitch.half * (i % pitch.half), problem.size[2]);
   }
@@ -158,10 +177,12 @@ __global__ __launch_bounds__(Policy::plane_threads,
   const int items              = static_cast<int>(problem.batch) * problem.in[0] * chunks;
   const int64_t out_row        = problem.batch * problem.in[0] * padded;
   const int64_t frequency_step = half * out_row;
-  // Rows of the next item are copied while this one's frequencies along h are computed.
-  const int first_c = thread / 32 / height;
-  const auto stage  = [&](int item) {
-    if (item < items)
+  // Rows of the next item are copied while this one's frequencies along h are computed. Each thread copies one column of parts:
+  // 4 elements, or 1 where they are no vectors.
+  const int parts    = quads ? width / 4 : width;
+  const int per_turn = threads / parts; // rows
+  const auto stage   = [&](int item) {
+    if (item < items && thread < per_turn * parts)
     {
       const int first = item % chunks * channels;
       const int nd    = item / chunks;
@@ -169,17 +190,25 @@ __global__ __launch_bounds__(Policy::plane_threads,
       const In* plane = x + n * problem.x.sample + first * problem.x.channel
                       + static_cast<int64_t>(nd - n * problem.in[0]) * height * width * problem.x.position;
       const int real = static_cast<int>(problem.in_channels - first < channels ? problem.in_channels - first
-                                                                                : channels);
-      int c          = first_c;
-      int h          = thread / 32 - c * height;
-      for (int row = thread / 32; row < all_rows; row += warps)
+                                                                                 : channels);
+      const int part = thread % parts;
+      int row        = thread / parts;
+      int c          = row / height;
+      int h          = row - c * height;
+      for (; row < all_rows; row += per_turn)
       {
-        const In* line = plane + (c < real ? c : 0) * problem.x.channel + h * width * problem.x.position;
-        for (int w = thread % 32; w < width; w += 32)
+        const bool inside = c < real;
+        const In* line    = plane + (inside ? c : 0) * problem.x.channel + h * width * problem.x.position;
+        float* target     = rows + row * pitch.row_pitch;
+        if (quads)
         {
-          block::load_async(rows + row * pitch.row_pitch + w, line + w * problem.x.position, c < real);
+          block::load_async_quad(target + 4 * part, line + 4 * part, inside);
         }
-        for (h += warps; h >= height; h -= height)
+        else
+        {
+          block::load_async(target + part, line + part * problem.x.position, inside);
+        }
+        for (h += per_turn; h >= height; h -= height)
         {
           ++c;
         }
@@ -187,6 +216,15 @@ __global__ __launch_bounds__(Policy::plane_threads,
     }
     block::copy_async_commit();
   };
+  // Rows end on whole vectors of zeros.
+  for (int i = thread; i < all_rows * 4; i += threads)
+  {
+    const int w = width / 4 * 4 + i % 4;
+    if (width % 4 != 0 && w >= width)
+    {
+      rows[i / 4 * pitch.row_pitch + w] = 0.0f;
+    }
+  }
   stage(static_cast<int>(blockIdx.x));
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
   {
@@ -208,26 +246,31 @@ __global__ __launch_bounds__(Policy::plane_threads,
         const int row = group + r * row_groups;
         at[r]         = rows + (row < all_rows ? row : 0) * pitch.row_pitch;
       }
-      TCONV_PRAGMA_UNROLL_4
-      for (int w = 0; w < width; ++w)
+      for (int w = 0; w < pitch.width; w += 4)
       {
-        float values[rows_held];
+        float4 values[rows_held];
         TCONV_PRAGMA_UNROLL
         for (int r = 0; r < rows_held; ++r)
         {
-          values[r] = at[r][w];
+          values[r] = *reinterpret_cast<const float4*>(at[r] + w);
         }
         TCONV_PRAGMA_UNROLL
-        for (int q = 0; q < held; ++q)
+        for (int i = 0; i < 4; ++i)
         {
-          const float2 z = root[w * pitch.half + q];
           TCONV_PRAGMA_UNROLL
-          for (int r = 0; r < rows_held; ++r)
+          for (int q = 0; q < held; ++q)
           {
-            sums[r][q].x = fmaf(values[r], z.x, sums[r][q].x);
-            sums[r][q].y = fmaf(-values[r], z.y, sums[r][q].y);
+            const float2 z = root[i * pitch.half + q];
+            TCONV_PRAGMA_UNROLL
+            for (int r = 0; r < rows_held; ++r)
+            {
+              const float v = i == 0 ? values[r].x : (i == 1 ? values[r].y : (i == 2 ? values[r].z : values[r].w));
+              sums[r][q].x  = fmaf(v, z.x, sums[r][q].x);
+              sums[r][q].y  = fmaf(-v, z.y, sums[r][q].y);
+            }
           }
         }
+        root += 4 * pitch.half;
       }
       TCONV_PRAGMA_UNROLL
       for (int r = 0; r < rows_held; ++r)
@@ -298,21 +341,22 @@ __global__ __launch_bounds__(Policy::plane_threads,
         // (n, d) is the item without its chunk.
         float2* target = spectra + (item / chunks) * static_cast<int64_t>(padded) + item % chunks * channels
                        + column % channels + column / channels * out_row;
+        float2* up   = target + f * frequency_step;
+        float2* down = target + (problem.size[1] - f) * frequency_step;
         TCONV_PRAGMA_UNROLL
         for (int q = 0; q < held; ++q)
         {
           if (column < columns && f + q < pairs)
           {
             // C - i S, and C + i S for -f.
-            const int opposite               = f + q == 0 ? 0 : problem.size[1] - (f + q);
-            target[(f + q) * frequency_step] = make_float2(
-              cosines[r][q].x + sines[r][q].y, cosines[r][q].y - sines[r][q].x);
-            if (opposite != f + q)
+            *up = make_float2(cosines[r][q].x + sines[r][q].y, cosines[r][q].y - sines[r][q].x);
+            if (f + q != 0 && 2 * (f + q) != problem.size[1])
             {
-              target[opposite * frequency_step] = make_float2(
-                cosines[r][q].x - sines[r][q].y, cosines[r][q].y + sines[r][q].x);
+              *down = make_float2(cosines[r][q].x - sines[r][q].y, cosines[r][q].y + sines[r][q].x);
             }
           }
+          up += frequency_step;
+          down -= frequency_step;
         }
       }
     }
@@ -549,8 +593,10 @@ __global__ __launch_bounds__(Policy::threads,
 /// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along w and d. Frequencies along w count
 /// for their conjugates, half where they are their own. A thread takes two elements of the matrices.
 template <class Policy>
-__global__ __launch_bounds__(Policy::resample_elements / 2 * Policy::resample_rows) void resample_matrices(
-  const __grid_constant__ spectral_problem problem, const float2* matrices, float2* resampled)
+__global__ __launch_bounds__(Policy::resample_elements / 2 * Policy::resample_rows,
+                             3) void resample_matrices(const __grid_constant__ spectral_problem problem,
+                                                       const float2* matrices,
+                                                       float2* resampled)
 {
   constexpr int width   = Policy::resample_elements;
   constexpr int rows    = Policy::resample_rows;
@@ -774,7 +820,7 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
 /// \p squares [out channels][grid frequencies]: the quadratic form of each output channel at each frequency of the small grid, weighted, so
 /// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output channels.
 template <class Policy>
-__global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid_constant__ spectral_problem problem,
+__global__ __launch_bounds__(Policy::threads, 3) void evaluate_form(const __grid_constant__ spectral_problem problem,
                                                                     const float2* resampled,
                                                                     const float2* tap_spectra,
                                                                     double* squares)

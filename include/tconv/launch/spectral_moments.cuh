@@ -7,6 +7,7 @@
 #include "../detail/spectral_plan.hpp"
 #include "../detail/workspace_layout.hpp"
 #include "../kernel/spectral.cuh"
+#include "tensor_chain.cuh"
 
 #include <algorithm>
 
@@ -39,10 +40,13 @@ struct spectral_workspace
     using policy       = tuning::spectral_policy;
     constexpr int tile = policy::tile;
     constexpr int held = policy::resample_elements / 2 * policy::resample_rows;
-    // Blocks that compute tables of roots first are as many as are resident, or fewer.
+    // Blocks that compute tables first are as many as are resident, or fewer.
     constexpr int64_t resident = 132 * 2;
     const auto bytes           = [](int64_t b) { return static_cast<std::size_t>(b); };
-    const int64_t plane_items  = problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels);
+    // Rows of x in vectors of 4 elements, each copied at once.
+    const bool quads = !problem.x.channels_last() && problem.in[2] % 4 == 0
+                    && aligned_groups(x, gcd(problem.x.channel, problem.x.sample), 4);
+    const int64_t plane_items = problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels);
     if (status s = launch("tconv::kernel::transform_planes",
                           kernel::transform_planes<policy, In>,
                           {std::min(plane_items, resident),
@@ -52,6 +56,7 @@ struct spectral_workspace
                           stream,
                           problem,
                           x,
+                          quads,
                           planes.get(space));
         !s.ok())
     {
@@ -77,7 +82,7 @@ struct spectral_workspace
     const int64_t gram_items = problem.tile_pairs() * static_cast<int64_t>(problem.size[0]) * problem.half() * chunks;
     if (status s = launch("tconv::kernel::accumulate_matrices",
                           kernel::accumulate_matrices<policy>,
-                          {std::min(gram_items, max_grid), policy::threads, bytes(detail::gram_bytes(problem)), true},
+                          {std::min(gram_items, resident), policy::threads, bytes(detail::gram_bytes(problem)), true},
                           stream,
                           problem,
                           spectra.get(space),
