@@ -34,7 +34,8 @@ void p1(benchmark::State& state, layout input, layout output)
     static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes<In, Out>(s, functors, opts) / 4));
   const work counted{multiply_adds(s),
                      static_cast<double>(sizeof(In)) * static_cast<double>(s.input_elements() + s.weight_elements())
-                       + static_cast<double>(sizeof(Out)) * static_cast<double>(s.output_elements())};
+                       + static_cast<double>(sizeof(Out)) * static_cast<double>(s.output_elements()),
+                     sizeof(In) == 2 ? half_flops_per_second : fp32_flops_per_second};
   measure(state, counted, [&](int i, cudaStream_t stream) {
     return tconv::conv_transpose(x[i], w.data(), y.data(), s, functors, opts, space.as_workspace(), stream);
   });

@@ -45,29 +45,50 @@ struct tensors
 
 /// A convolution with \p make_chain(tensors) behind it.
 template <class MakeChain>
-void conv_transpose_benchmark(benchmark::State& state, const shape3& s, MakeChain make_chain)
+void conv_transpose_benchmark(benchmark::State& state,
+                              const shape3& s,
+                              const tconv::options& opts,
+                              MakeChain make_chain)
 {
   tensors t(s, s.output_elements());
   const auto functors = make_chain(t);
-  device_array space(static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes(s, functors) / 4));
-  const work w{
-    multiply_adds(s), 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements())};
+  device_array space(static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes(s, functors, opts) / 4));
+  const work w{multiply_adds(s),
+               4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements()),
+               opts.math == tconv::math::tf32 ? tf32_flops_per_second : fp32_flops_per_second};
   measure(state, w, [&](int i, cudaStream_t stream) {
-    return tconv::conv_transpose(
-      t.x[i], t.w.data(), t.y.data(), s, functors, tconv::options{}, space.as_workspace(), stream);
+    return tconv::conv_transpose(t.x[i], t.w.data(), t.y.data(), s, functors, opts, space.as_workspace(), stream);
+  });
+}
+
+void p1_with(benchmark::State& state, tconv::engine engine, tconv::math math)
+{
+  tconv::options opts;
+  opts.engine = engine;
+  opts.math   = math;
+  conv_transpose_benchmark(state, p1_shape(), opts, [](const tensors& t) {
+    return chain(tconv::bias(t.b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
   });
 }
 
 void p1(benchmark::State& state)
 {
-  conv_transpose_benchmark(state, p1_shape(), [](const tensors& t) {
-    return chain(tconv::bias(t.b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
-  });
+  p1_with(state, tconv::engine::automatic, tconv::math::precise);
 }
 
-void p1_convolution_alone(benchmark::State& state)
+void p1_tf32(benchmark::State& state)
 {
-  conv_transpose_benchmark(state, p1_shape(), [](const tensors& t) { return chain(tconv::bias(t.b.data())); });
+  p1_with(state, tconv::engine::automatic, tconv::math::tf32);
+}
+
+void p1_by_gather(benchmark::State& state)
+{
+  p1_with(state, tconv::engine::gather, tconv::math::precise);
+}
+
+void p1_on_tensor_cores(benchmark::State& state)
+{
+  p1_with(state, tconv::engine::implicit_gemm, tconv::math::precise);
 }
 
 void p2_eval(benchmark::State& state)
@@ -97,8 +118,11 @@ void p2_train_with(benchmark::State& state, tconv::engine engine)
   device_array space(
     static_cast<std::int64_t>(tconv::batch_norm_train_global_mean_workspace_bytes(s, before, opts) / 4));
   const tconv::batch_norm_arguments arguments{t.gamma.data(), t.beta.data(), t.mean.data(), t.var.data()};
+  // The products of the convolution, or those of the kernels that work on spectra instead.
+  const double products = engine == tconv::engine::gather ? multiply_adds(s)
+                                                          : tconv::detail::plan_spectral(s, tconv::layout{}).macs;
   const work w{
-    multiply_adds(s), 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
+    products, 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
   measure(state, w, [&](int i, cudaStream_t stream) {
     return tconv::batch_norm_train_global_mean(
       t.x[i], t.w.data(), t.y.data(), s, before, arguments, opts, space.as_workspace(), stream);
@@ -169,7 +193,9 @@ void text_detection_head(benchmark::State& state)
 }
 
 TCONV_BENCHMARK(p1, "L2_49/precise/f32");
-TCONV_BENCHMARK(p1_convolution_alone, "L2_49_convolution_alone/precise/f32");
+TCONV_BENCHMARK(p1_tf32, "L2_49/tf32/f32");
+TCONV_BENCHMARK(p1_by_gather, "L2_49_gather/precise/f32");
+TCONV_BENCHMARK(p1_on_tensor_cores, "L2_49_implicit_gemm/precise/f32");
 TCONV_BENCHMARK(p2_eval, "P2_eval/precise/f32");
 TCONV_BENCHMARK(p2_train, "L2_77/precise/f32");
 TCONV_BENCHMARK(p2_train_by_gather, "L2_77_gather/precise/f32");

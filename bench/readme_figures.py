@@ -29,7 +29,8 @@ TREES = ("include_tree", "test_tree")
 # What the names of problems mean. A problem that is not listed stands in the table by its name alone.
 DESCRIPTIONS = {
     "L2_49": "P1: ConvTranspose3d 32->64 k3 s2 p1 op1 on 16x32x16x32x32, softmax over channels, sigmoid",
-    "L2_49_convolution_alone": "the convolution of P1 with its bias alone",
+    "L2_49_gather": "P1 on CUDA cores (`engine::gather`)",
+    "L2_49_implicit_gemm": "P1 on tensor cores (`engine::implicit_gemm`)",
     "P2_eval": "P2: ConvTranspose3d 64->128 k5 on 16x64x16x32x32, times 2, BatchNorm (eval), mean over space",
     "L2_77": "P2 with BatchNorm in train mode",
     "L2_77_gather": "the same by a pass over the outputs (`engine::gather`)",

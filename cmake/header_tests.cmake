@@ -46,7 +46,7 @@ function(tconv_add_header_tests)
       target_compile_features(${objects} PRIVATE cxx_std_17)
       tconv_strict(${objects})
     else()
-      tconv_own_target(${objects})
+      tconv_own_target(${objects} WGMMA)
     endif()
 
     set(program tconv_headers_${kind}_linked_twice)

@@ -94,7 +94,6 @@ function(tconv_add_mutant_executable target source include_dir)
   target_compile_features(${target} PRIVATE cxx_std_17)
   if(source MATCHES "\\.cu$")
     target_compile_features(${target} PRIVATE cuda_std_17)
-    tconv_enable_sm90a(${target})
   endif()
 endfunction()
 

@@ -26,11 +26,15 @@ function(tconv_forbid_spills target)
     ${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xptxas=-warn-spills,-warn-lmem-usage>")
 endfunction()
 
-# tconv_own_target(<target>)
+# tconv_own_target(<target> [WGMMA])
 #
-# What every executable and object library of ours has in common.
+# What every executable and object library of ours has in common. WGMMA compiles the tensor-core engine in where the
+# architectures have it: a minute of compile time for each chain on fp32 tensors, so only for targets that are about it.
 function(tconv_own_target target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "WGMMA" "" "")
   target_link_libraries(${target} PRIVATE tconv::tconv)
-  tconv_enable_sm90a(${target})
+  if(arg_WGMMA)
+    tconv_enable_sm90a(${target})
+  endif()
   tconv_strict(${target})
 endfunction()

@@ -23,10 +23,12 @@
 namespace tconv_bench
 {
 
-/// Ceilings of one H200 as measured there (PyTorch 2.11, 2026-11-29): a large copy counting reads and writes, and a large fp32
-/// matrix product with its multiply-adds in TFLOP/s. They make the floor that of_floor refers to.
+/// Ceilings of one H200 as measured there (PyTorch 2.11, 2026-11-29): a large copy counting reads and writes, and large matrix
+/// products in flops a second; fp32 by three fp16 products on tensor cores. They make the floor that of_floor refers to.
 inline constexpr double copy_bytes_per_second = 4.238e12;
-inline constexpr double fp32_flops_per_second = 50.9e12;
+inline constexpr double fp32_flops_per_second = 748.5e12 / 3;
+inline constexpr double tf32_flops_per_second = 404.0e12;
+inline constexpr double half_flops_per_second = 748.5e12;
 
 inline void must(cudaError_t error, const char* what)
 {
@@ -110,10 +112,11 @@ struct work
 {
   double multiply_adds;
   double bytes;
+  double flops_per_second = fp32_flops_per_second;
 
   double floor_seconds() const
   {
-    return std::max(bytes / copy_bytes_per_second, 2.0 * multiply_adds / fp32_flops_per_second);
+    return std::max(bytes / copy_bytes_per_second, 2.0 * multiply_adds / flops_per_second);
   }
 };
 

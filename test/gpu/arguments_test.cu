@@ -889,7 +889,7 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
         {plan.x_sums.offset, 8 * plan.problem.input_sums()}, {plan.w_sums.offset, 8 * plan.problem.weight_sums()}};
     };
 
-    using fused = tconv::runtime::conv_transpose_plan<chain<tconv::bias>, float>;
+    using fused = tconv::runtime::conv_transpose_plan<chain<tconv::bias>, float, float>;
     const fused conv(shape, {}, {chain(tconv::bias(nullptr)), shape.output()});
     expect_partition(of_gather(conv.pieces, conv.gather.problem), conv.layout.bytes(), name);
     EXPECT_EQ(conv.layout.bytes(), tconv::conv_transpose_workspace_bytes(shape, chain(tconv::bias(nullptr))));
@@ -940,7 +940,7 @@ void expect_rows_partition(const Chain& functors, std::int64_t channels, bool lo
     const shape3 shape = make_shape<3>({2, 3, channels, 1}, {1, 4, 7}, {1, 3, 3}, {1, 2, 2});
     tconv::options opts;
     opts.output_layout = order;
-    const tconv::runtime::conv_transpose_plan<Chain, Out> plan(shape, opts, {functors, shape.output()});
+    const tconv::runtime::conv_transpose_plan<Chain, In, Out> plan(shape, opts, {functors, shape.output()});
     const std::string name = to_string(shape) + ", " + std::to_string(sizeof(Out)) + " bytes";
     EXPECT_FALSE(plan.fused) << name;
     EXPECT_EQ(plan.columns.columns == 0, scratch) << name;
@@ -973,8 +973,9 @@ TEST(arguments, pieces_of_the_workspace_for_rows_beyond_a_tile)
   expect_rows_partition<most_type, __half, __half>(most, 30011, true, true);
   // Up to a tile nothing is stored, whatever the types.
   const shape3 shape = make_shape<3>({2, 3, 256, 1}, {1, 4, 7}, {1, 3, 3}, {1, 2, 2});
-  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<softmax_type, __half>(shape, {}, {softmax, shape.output()}).fused));
-  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<most_type, float>(shape, {}, {most, shape.output()}).fused));
+  EXPECT_TRUE(
+    (tconv::runtime::conv_transpose_plan<softmax_type, __half, __half>(shape, {}, {softmax, shape.output()}).fused));
+  EXPECT_TRUE((tconv::runtime::conv_transpose_plan<most_type, float, float>(shape, {}, {most, shape.output()}).fused));
 }
 
 /// The arena in device memory, full of poison.

@@ -56,8 +56,7 @@ def architecture_flags() -> list[str]:
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if item.endswith("+PTX"):
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-        if number == "90a":
-            flags.append("-DTCONV_ENABLE_SM90A")
+        # TCONV_ENABLE_SM90A would add the tensor-core engine, and a minute of compile time for every operator on fp32.
     return flags
 
 

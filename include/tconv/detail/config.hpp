@@ -56,10 +56,16 @@
 #else
 #  define TCONV_DETAIL_ARCH_NAME sm_unknown
 #endif
+// Launchers know the wgmma kernels only where the build says so.
+#if defined(TCONV_ENABLE_SM90A)
+#  define TCONV_DETAIL_CUDA_NAME TCONV_DETAIL_CAT(TCONV_DETAIL_ARCH_NAME, _wgmma)
+#else
+#  define TCONV_DETAIL_CUDA_NAME TCONV_DETAIL_ARCH_NAME
+#endif
 
 #define TCONV_CUDA_NAMESPACE_BEGIN                                                                                     \
   TCONV_NAMESPACE_BEGIN                                                                                                \
-  inline namespace TCONV_DETAIL_ARCH_NAME                                                                              \
+  inline namespace TCONV_DETAIL_CUDA_NAME                                                                              \
   {
 #define TCONV_CUDA_NAMESPACE_END                                                                                       \
   }                                                                                                                    \
@@ -70,9 +76,11 @@ TCONV_NAMESPACE_BEGIN
 #if defined(__CUDACC_RTC__)
 using int64_t  = cuda::std::int64_t;
 using uint32_t = cuda::std::uint32_t;
+using uint64_t = cuda::std::uint64_t;
 #else
 using int64_t  = std::int64_t;
 using uint32_t = std::uint32_t;
+using uint64_t = std::uint64_t;
 #endif
 
 TCONV_NAMESPACE_END

@@ -152,7 +152,7 @@ struct spectral_plan
     return macs / tuning::spectral_macs_per_ms + bytes / tuning::spectral_bytes_per_ms + tuning::spectral_launch_ms;
   }
   /// Faster than a pass over the outputs.
-  bool pays() const { return possible && milliseconds() < direct_macs / tuning::gather_macs_per_ms; }
+  bool pays() const { return possible && milliseconds() < direct_macs / tuning::moments_macs_per_ms; }
 };
 
 /// Second moments of \p shape, everything else of which has been checked.

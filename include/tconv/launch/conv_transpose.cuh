@@ -5,10 +5,11 @@
 /// The fused launcher: transposed convolution and a chain, in one call.
 
 #include "../detail/arguments.cuh"
-#include "../detail/gather_plan.hpp"
+#include "../detail/choose_engine.hpp"
 #include "../detail/workspace_layout.hpp"
 #include "../kernel/gather.cuh"
 #include "../kernel/prepare_gather.cuh"
+#include "implicit_gemm.cuh"
 #include "tensor_chain.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
@@ -94,7 +95,7 @@ template <class In, class Finish>
 
 /// How conv_transpose() runs a shape with a chain: the plan and its workspace, for query and run alike. The functors before the
 /// first pool are the convolution's; behind them what they leave is fp32 in the workspace, and the pools follow pass by pass.
-template <class Chain, class Out>
+template <class Chain, class In, class Out>
 struct conv_transpose_plan
 {
   using head                   = before_pool_t<Chain>;
@@ -103,8 +104,11 @@ struct conv_transpose_plan
   using head_out               = std::conditional_t<pooled, float, Out>; ///< what the convolution writes
 
   detail::gather_plan gather;
+  detail::gemm_plan gemm;
+  bool tensor_cores; ///< the products are formed by gemm, else by gather
   detail::workspace_layout layout;
   gather_workspace pieces;
+  gemm_workspace gemm_pieces;
   /// The head runs on the accumulators; else fp32 logits are stored once and a second kernel finishes.
   bool fused;
   /// Logits are stored where the head's result goes, which has room for them.
@@ -116,8 +120,16 @@ struct conv_transpose_plan
 
   conv_transpose_plan(const conv_transpose_shape<3>& shape, const options& opts, const pool_windows<Chain>& pools)
       : gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
-      , pieces(layout, gather.problem)
-      , fused(!head::across_channels || gather.whole_rows)
+      , gemm(opts.engine != engine::gather && implicit_gemm_available()
+               ? detail::plan_implicit_gemm(shape, form_of<In>(opts.math), opts.input_layout)
+               : detail::gemm_plan{})
+      , tensor_cores(gemm.supported
+                     && (opts.engine == engine::implicit_gemm
+                         || detail::milliseconds(gemm, shape, head::across_channels)
+                              < detail::milliseconds(gather, shape, head::across_channels)))
+      , pieces(layout, gather.problem, !tensor_cores)
+      , gemm_pieces(layout, gemm, tensor_cores)
+      , fused(!head::across_channels || (tensor_cores ? gemm.whole_rows : gather.whole_rows))
       , in_place(std::is_same<head_out, float>::value && !head::reduces_channels)
       , columns(layout, shape.batch, fused ? 1 : shape.out_channels, shape.output_positions())
       , logits(layout.add<float>(fused || in_place ? 0 : shape.output_elements()))
@@ -127,7 +139,6 @@ struct conv_transpose_plan
   {}
 
   /// y = functors(conv_transpose(x, w)), of which everything has been checked. \p x: first channel of the slice.
-  template <class In>
   [[nodiscard]] status launch(const In* x,
                               const In* w,
                               const block::tensor_view<Out>& y,
@@ -161,8 +172,32 @@ struct conv_transpose_plan
   }
 
 private:
+#if defined(TCONV_ENABLE_SM90A)
+  /// Runs the tensor-core kernel of the plan's form.
+  template <class Finish>
+  [[nodiscard]] status launch_gemm(const In* x,
+                                   const In* w,
+                                   const Finish& finish,
+                                   const options& opts,
+                                   const workspace& space,
+                                   cudaStream_t stream) const
+  {
+    const auto launch = [&](auto form) {
+      return launch_implicit_gemm<decltype(form)::value, In>(
+        gemm, gemm_pieces, x, w, finish, space, opts.programmatic_launch, stream);
+    };
+    if constexpr (std::is_same<In, float>::value)
+    {
+      if (opts.math == math::tf32)
+      {
+        return launch(std::integral_constant<gemm_form, gemm_form::tf32>{});
+      }
+    }
+    return launch(std::integral_constant<gemm_form, form_of<In>(math::precise)>{});
+  }
+#endif
+
   /// target = functors(conv_transpose(x, w)), for the functors before the first pool.
-  template <class In>
   [[nodiscard]] status launch_head(const In* x,
                                    const In* w,
                                    const block::tensor_view<head_out>& target,
@@ -173,19 +208,33 @@ private:
                                    cudaStream_t stream) const
   {
     const auto run = [&](const auto& functors_of_run, const auto& to) {
-      // Outputs of a thread that one store takes: neighbours along w, or channels.
-      constexpr int cells    = 4;
-      const bool last        = to.channels_last();
-      const int64_t together = last ? gather.channels_per_thread : cells * gather.phases_per_thread;
-      const int64_t step = last ? gcd(to.strides.position, to.strides.sample) : gcd(shape.output(2), to.strides.sample);
       using chain_of_run = std::decay_t<decltype(functors_of_run)>;
       using element      = std::remove_pointer_t<decltype(to.data)>;
+      const bool last    = to.channels_last();
+      // Outputs of a thread that one store takes, neighbours along w or channels, lie \p together from step to step.
+      const auto vector = [&](int64_t together) {
+        const int64_t step = last ? gcd(to.strides.position, to.strides.sample)
+                                  : gcd(shape.output(2), to.strides.sample);
+        return aligned_groups(to.data, step, together);
+      };
+#if defined(TCONV_ENABLE_SM90A)
+      if (tensor_cores)
+      {
+        const kernel::store_gemm_outputs<chain_of_run, element> finish{
+          functors_of_run, to.data, to.strides, !last && vector(2 * gemm.problem.sets)};
+        return launch_gemm(x, w, finish, opts, space, stream);
+      }
+#endif
+      constexpr int cells = 4;
       return launch_gather(gather,
                            pieces,
                            x,
                            w,
                            kernel::store_outputs<chain_of_run, element>{
-                             functors_of_run, to.data, to.strides, aligned_groups(to.data, step, together)},
+                             functors_of_run,
+                             to.data,
+                             to.strides,
+                             vector(last ? gather.channels_per_thread : cells * gather.phases_per_thread)},
                            space,
                            opts.programmatic_launch,
                            stream);
@@ -244,7 +293,7 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
   {
     return 0;
   }
-  return runtime::conv_transpose_plan<chain_type, Out>(detail::canonical(shape), opts, pools).layout.bytes();
+  return runtime::conv_transpose_plan<chain_type, In, Out>(detail::canonical(shape), opts, pools).layout.bytes();
 }
 
 /// y = functors(conv_transpose(x, w)).
@@ -266,7 +315,10 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// NaN and infinity in x or w reach exactly the outputs whose taps touch them. Results are bitwise repeatable.
 /// Any alignment that the element type allows is accepted; 16 bytes for y are faster.
 ///
-/// Channel functors run on the accumulators for up to 256 channels (with groups: 256 where a group has a
+/// Two engines form the products, see options.engine: the tensor cores of compute capability 9.0 where the build has them
+/// (TCONV_ENABLE_SM90A) and they are estimated to be faster, else CUDA cores.
+///
+/// Channel functors run on the accumulators for up to 128 channels on tensor cores, else 256 channels (with groups: 256 where a group has a
 /// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond, fp32 logits are stored once (in y, or in the workspace
 /// where y has no room for them) and finished by a second kernel.
 ///
@@ -301,17 +353,20 @@ template <int Rank, class In, class Out, class... Functors>
   {
     return pools.outcome;
   }
-  if (opts.engine != engine::automatic && opts.engine != engine::gather)
-  {
-    return status::error(status_code::not_supported, "options.engine: conv_transpose has the gather engine alone");
-  }
   const conv_transpose_shape<3> s3 = detail::canonical(shape);
   if (status s = runtime::check_gather_limits(s3); !s.ok())
   {
     return s;
   }
 
-  const runtime::conv_transpose_plan<chain_type, Out> plan(s3, opts, pools);
+  const runtime::conv_transpose_plan<chain_type, In, Out> plan(s3, opts, pools);
+  if (opts.engine != engine::automatic && opts.engine != (plan.tensor_cores ? engine::implicit_gemm : engine::gather))
+  {
+    return status::error(
+      status_code::not_supported,
+      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
+      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+  }
   const int64_t written = chain_type::output_channels(shape.out_channels);
   if (status s = runtime::check_call(
         {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},

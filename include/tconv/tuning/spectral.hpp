@@ -39,13 +39,14 @@ struct spectral_policy
   static constexpr int tap_channels = 32;
 };
 
-/// Multiply-adds a second of the gather engine's moments pass on large problems (P2: 268 GMAC in 18.6 ms) and of the spectral
-/// kernels (k5: 0.55 ms, k3 on the same input: 0.40), and what their launches and latencies cost; the choice needs no more than their
-/// ratio.
-inline constexpr double gather_macs_per_ms    = 14.4e9;
+/// Multiply-adds and bytes of a millisecond of the spectral kernels (P2: 0.55 ms; k3 on the same input: 0.40), and what their launches
+/// and latencies cost.
 inline constexpr double spectral_macs_per_ms  = 20.0e9;
 inline constexpr double spectral_bytes_per_ms = 4.0e9;
 inline constexpr double spectral_launch_ms    = 0.05;
+
+/// Multiply-adds of a millisecond of the gather engine's pass over the outputs (P2: 268e9 in 18.6).
+inline constexpr double moments_macs_per_ms = 14.4e9;
 
 } // namespace tuning
 

@@ -1,0 +1,859 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The main loop of the Hopper tensor-core engine: matrix products whose left operand is gathered from a staged input tile.
+///
+/// A block is persistent. One warp streams packed weights through a ring of stages, three warps stage the input of the next tile,
+/// and consumer warpgroups multiply: the left operand comes from registers (any input layout, any shift, no transpose), the
+/// weights from shared memory. The sum over input channels and taps may run in any order, so a lane takes four neighbouring channels
+/// and the packed weights follow.
+///
+/// Staged input: [plane of a ring][block of 16 channels][row][even positions, then odd ones][4 lanes][lane_bytes]. Neighbouring
+/// rows of a fragment are then neighbours in memory whatever the shift: two cells that follow each other along w belong to the two
+/// rows of a thread.
+
+#include "../thread/element.cuh"
+#include "../tuning/implicit_gemm.hpp"
+#include "implicit_gemm_problem.hpp"
+#include "stage_input.cuh"
+#include "wgmma.cuh"
+
+#include <cuda/ptx>
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace block
+{
+
+/// An input that the split form cannot hold exactly enough: staged as 0, its products are added one by one.
+struct lost_input
+{
+  int row;      ///< staged row
+  int position; ///< staged position along w
+  int channel;
+  float value;
+};
+
+/// What the staging warps tell the consumers about a tile (or one chunk of its input channels).
+struct gemm_segment
+{
+  int channel_tile;
+  int n;
+  int cell[3];     ///< first cell of the tile
+  int first_plane; ///< slot of the first plane
+  int exponent;    ///< inputs were multiplied by 2^exponent
+  int one_by_one;  ///< the tile's products must be formed in fp32
+  int lost;        ///< there are inputs that were staged as 0
+};
+
+/// Control data of a block, at the start of its shared memory.
+struct gemm_control
+{
+  static constexpr int most_planes   = 32; ///< of the ring
+  static constexpr int lost_per_warp = 8;
+  static constexpr int warps         = 3;
+
+  uint64_t full[tuning::implicit_gemm_max_stages];  ///< weights have arrived
+  uint64_t empty[tuning::implicit_gemm_max_stages]; ///< weights have been used
+  uint64_t staged[2];                               ///< the input of a segment is there
+  uint64_t used[2];                                 ///< nobody reads the segment any more
+  gemm_segment segment[2];
+  int one_by_one; ///< a weight does not fit the split form: no tile does
+  int pair[128];  ///< cells of each pair of rows, see gemm_cells
+  float plane_peak[most_planes * warps];
+  int lost_count[most_planes][warps];
+  alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
+};
+static_assert(sizeof(gemm_control) <= gemm_control_bytes, "tconv: control data has outgrown its room");
+
+/// The shared memory of a block. A function and no pointer that is handed around: a constant address takes no registers.
+TCONV_DEVICE unsigned char* gemm_memory()
+{
+  extern __shared__ __align__(128) unsigned char gemm_shared[];
+  return gemm_shared;
+}
+TCONV_DEVICE gemm_control& control_data()
+{
+  return *reinterpret_cast<gemm_control*>(gemm_memory());
+}
+/// The list of lost inputs of a staging warp for a slot of the ring of planes.
+TCONV_DEVICE lost_input* lost_list(int slot, int warp)
+{
+  return reinterpret_cast<lost_input*>(gemm_memory() + gemm_control_bytes)
+       + (slot * gemm_control::warps + warp) * gemm_control::lost_per_warp;
+}
+
+/// \p v of lane 0, which is that of all lanes: what the compiler needs to know before it branches around products.
+TCONV_DEVICE int uniform(int v)
+{
+  return __shfl_sync(0xffffffffu, v, 0);
+}
+
+/// \p v, of which the compiler knows nothing: computed from again instead of kept in registers.
+TCONV_DEVICE int opaque(int v)
+{
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
+#if TCONV_DETAIL_HAS_WGMMA
+
+/// Waits for phase \p parity of a barrier. Called by any thread.
+TCONV_DEVICE void wait_barrier(uint64_t* barrier, unsigned parity)
+{
+  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity))
+  {}
+}
+
+/// True for one lane of the calling warp, always the same. Cheaper than to ask for the lane's number.
+TCONV_DEVICE bool elected()
+{
+  unsigned result;
+  asm volatile("{\n"
+               ".reg .pred chosen;\n"
+               "elect.sync _|chosen, 0xffffffff;\n"
+               "selp.u32 %0, 1, 0, chosen;\n"
+               "}\n"
+               : "=r"(result)
+               :
+               : "memory");
+  return result != 0;
+}
+
+/// Arrives without transactions.
+TCONV_DEVICE void arrive_barrier(uint64_t* barrier)
+{
+  cuda::ptx::mbarrier_arrive(barrier);
+}
+
+/// Synchronises the staging warps only.
+template <int Threads>
+TCONV_DEVICE void synchronize_staging()
+{
+  asm volatile("barrier.sync 1, %0;" ::"n"(Threads) : "memory");
+}
+
+/// Synchronises the consumer warps only.
+template <int Threads>
+TCONV_DEVICE void synchronize_consumers()
+{
+  asm volatile("barrier.sync 2, %0;" ::"n"(Threads) : "memory");
+}
+
+#endif
+
+/// Where a tile lies.
+struct gemm_tile
+{
+  int channel_tile;
+  int n;
+  int cell[3];  ///< first cell
+  bool follows; ///< the tile before it (index - 1) lies just in front of it along d
+};
+
+/// Tile \p index: d is the fastest digit, so that neighbouring tiles of a block share staged planes.
+TCONV_DEVICE gemm_tile locate_gemm_tile(const gemm_problem& problem, int index)
+{
+  auto rest = static_cast<unsigned>(index);
+  gemm_tile tile;
+  const auto digit = [&rest](int extent) {
+    const unsigned result = rest % static_cast<unsigned>(extent);
+    rest /= static_cast<unsigned>(extent);
+    return static_cast<int>(result);
+  };
+  tile.cell[0]      = digit(problem.tiles[0]) * problem.box[0];
+  tile.follows      = tile.cell[0] > 0;
+  tile.cell[2]      = digit(problem.tiles[2]) * problem.box[2];
+  tile.cell[1]      = digit(problem.tiles[1]) * problem.box[1];
+  tile.n            = digit(static_cast<int>(problem.batch));
+  tile.channel_tile = static_cast<int>(rest);
+  return tile;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- staging
+
+/// fp16 numbers hi and lo with v = hi + lo up to rounding.
+struct split_value
+{
+  __half hi;
+  __half lo;
+
+  TCONV_DEVICE explicit split_value(float v) : hi(__float2half_rn(v)), lo(__float2half_rn(v - __half2float(hi))) {}
+};
+
+/// The low parts of weights are stored multiplied by 2^low_exponent; they meet high parts of inputs multiplied by 2^-low_exponent.
+inline constexpr int low_exponent = 8;
+
+/// 2^exponent for -126 <= exponent <= 127.
+TCONV_DEVICE float power_of_two(int exponent)
+{
+  return __int_as_float((exponent + 127) << 23);
+}
+
+/// Bits that a split input loses, relative to it, in units that error bounds may be compared with: the residual of hi + lo,
+/// and what hi loses where it meets low parts of weights.
+TCONV_DEVICE bool is_lost(float scaled, float value, float tolerance)
+{
+  const split_value parts(scaled);
+  const float hi       = __half2float(parts.hi);
+  const float residual = fabsf(scaled - hi - __half2float(parts.lo));
+  const float reduced  = hi * power_of_two(-low_exponent);
+  const float rounding = fabsf(reduced - __half2float(__float2half_rn(reduced)));
+  const float missing  = residual + rounding * power_of_two(low_exponent - 11);
+  return value != 0.0f && (scaled == 0.0f || missing > tolerance * fabsf(scaled));
+}
+
+/// The finite magnitude of \p v, 0 for NaN and infinity.
+TCONV_DEVICE float finite_magnitude(float v)
+{
+  const float a = fabsf(v);
+  return a <= 3.402823466e38f ? a : 0.0f;
+}
+
+/// Two neighbouring 16-bit elements as one word.
+TCONV_DEVICE unsigned join(__half low, __half high)
+{
+  return static_cast<unsigned>(__half_as_ushort(low)) | (static_cast<unsigned>(__half_as_ushort(high)) << 16);
+}
+TCONV_DEVICE unsigned join(__nv_bfloat16 low, __nv_bfloat16 high)
+{
+  return static_cast<unsigned>(__bfloat16_as_ushort(low)) | (static_cast<unsigned>(__bfloat16_as_ushort(high)) << 16);
+}
+
+/// \p v rounded to the nearest TF32 number.
+TCONV_DEVICE unsigned round_tf32(float v)
+{
+  unsigned result;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(v));
+  return result;
+}
+
+/// Copies 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false. The size is an operand here, and not
+/// a branch as in the runtime's function.
+template <int Bytes>
+TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists)
+{
+  const auto to       = static_cast<unsigned>(__cvta_generic_to_shared(target));
+  const unsigned read = exists ? Bytes : 0;
+  if constexpr (Bytes == 16)
+  {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(source), "r"(read) : "memory");
+  }
+  else
+  {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(source), "r"(read) : "memory");
+  }
+}
+
+/// Stages planes of a tile: items of 4 channels x 4 positions along w. Called by the staging warps together.
+template <gemm_form Form, int Warps, class In>
+struct plane_stager
+{
+  static constexpr int lane_bytes     = gemm_form_traits::of(Form).lane_bytes;
+  static constexpr int position_bytes = 4 * lane_bytes;
+
+  /// What one thread loads at once: words[c] holds 4 neighbouring elements of channel c.
+  struct item
+  {
+    static constexpr int words_per_channel = static_cast<int>(sizeof(In));
+    unsigned words[4][words_per_channel];
+
+    /// fp32 tensors.
+    TCONV_DEVICE float value(int c, int p) const { return __uint_as_float(words[c][p]); }
+  };
+
+  /// Where an item lies.
+  struct location
+  {
+    int row;
+    int column;  ///< of 4 positions
+    int block;   ///< of 16 channels
+    int quarter; ///< of the block
+  };
+
+  const gemm_problem& problem;
+  const In* x;
+  bool quads; ///< 4 neighbours along w can be loaded at once
+  int warp;   ///< of the staging warps
+  int lane;
+
+  // Of the plane at hand.
+  const In* sample;
+  int first_h;
+  int first_w;
+  int corner; ///< offset of the plane's first row and column
+  int first_channel;
+  int items;
+  bool plane_inside;
+
+  TCONV_DEVICE location locate(int number) const
+  {
+    const int columns = problem.width >> 2;
+    const int above   = small_divisor(columns).quotient(number >> 2);
+    const int block   = small_divisor(problem.rows).quotient(above);
+    return {above - block * problem.rows, (number >> 2) - above * columns, block, number & 3};
+  }
+
+  /// Bytes from a plane to where the first position of an item is staged; the others follow as unit() says.
+  TCONV_DEVICE int target_of(const location& at) const
+  {
+    return (at.block * problem.rows + at.row) * problem.row_bytes() + 2 * at.column * position_bytes
+         + at.quarter * lane_bytes;
+  }
+  /// Bytes from the first position of an item to position \p p.
+  TCONV_DEVICE int unit(int p) const
+  {
+    return (p & 1) * (problem.width >> 1) * position_bytes + (p >> 1) * position_bytes;
+  }
+
+  /// Starts to copy item \p number, 4 neighbours at once, to where it will be staged: channel c to the place of position c. This
+  /// thread alone reads it there, and replaces it.
+  TCONV_DEVICE void copy(int number, unsigned char* plane) const
+  {
+    const auto in_h         = static_cast<int>(problem.axis[1].in);
+    const auto in_w         = static_cast<int>(problem.axis[2].in);
+    const auto channel_step = static_cast<unsigned>(problem.x.channel);
+    const location at       = locate(number);
+    const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
+    const int h             = first_h + at.row;
+    const int w             = first_w + 4 * at.column;
+    const bool inside       = plane_inside && h >= 0 && h < in_h && w >= 0 && w < in_w;
+    // Offsets within a sample fit 32 bits.
+    unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column)
+                    + static_cast<unsigned>(channel) * channel_step;
+    unsigned char* to = plane + target_of(at);
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < 4; ++c)
+    {
+      const bool exists = inside && channel + c < static_cast<int>(problem.in_channels);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(c), exists ? sample + source : x, exists);
+      source += channel_step;
+    }
+  }
+  /// Takes an item that has been copied.
+  TCONV_DEVICE void take(item& of, int number, const unsigned char* plane) const
+  {
+    const unsigned char* from = plane + target_of(locate(number));
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < 4; ++c)
+    {
+      if constexpr (sizeof(In) == 4)
+      {
+        const uint4 v  = *reinterpret_cast<const uint4*>(from + unit(c));
+        of.words[c][0] = v.x;
+        of.words[c][1] = v.y;
+        of.words[c][2] = v.z;
+        of.words[c][3] = v.w;
+      }
+      else
+      {
+        const uint2 v  = *reinterpret_cast<const uint2*>(from + unit(c));
+        of.words[c][0] = v.x;
+        of.words[c][1] = v.y;
+      }
+    }
+  }
+
+  /// Loads item \p number, one element at a time.
+  TCONV_DEVICE void load(item& of, int number) const
+  {
+    const auto in_h         = static_cast<int>(problem.axis[1].in);
+    const auto in_w         = static_cast<int>(problem.axis[2].in);
+    const auto channel_step = static_cast<unsigned>(problem.x.channel);
+    const auto step         = static_cast<unsigned>(problem.x.position);
+    const location at       = locate(number);
+    const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
+    const int h             = first_h + at.row;
+    const int w             = first_w + 4 * at.column;
+    const bool inside       = number < items && plane_inside && h >= 0 && h < in_h;
+    unsigned source         = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
+                    + static_cast<unsigned>(channel) * channel_step;
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < 4; ++c)
+    {
+      In values[4];
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < 4; ++p)
+      {
+        values[p] = from_float<In>(0.0f);
+        if (inside && channel + c < static_cast<int>(problem.in_channels) && w + p >= 0 && w + p < in_w)
+        {
+          values[p] = sample[source + p * step];
+        }
+      }
+      if constexpr (sizeof(In) == 4)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int p = 0; p < 4; ++p)
+        {
+          of.words[c][p] = __float_as_uint(to_float(values[p]));
+        }
+      }
+      else
+      {
+        of.words[c][0] = join(values[0], values[1]);
+        of.words[c][1] = join(values[2], values[3]);
+      }
+      source += channel_step;
+    }
+  }
+
+  /// Stores an item, converted. fp32 values may be changed by find_lost() before.
+  TCONV_DEVICE void store(const item& of, int number, unsigned char* plane, float scale) const
+  {
+    if (number >= items)
+    {
+      return;
+    }
+    unsigned char* at = plane + target_of(locate(opaque(number))); // again: its parts would take registers until here
+    TCONV_PRAGMA_UNROLL
+    for (int p = 0; p < 4; ++p)
+    {
+      unsigned char* to = at + unit(p);
+      if constexpr (Form == gemm_form::split)
+      {
+        const float t[4] = {
+          of.value(0, p) * scale, of.value(1, p) * scale, of.value(2, p) * scale, of.value(3, p) * scale};
+        unsigned hi[2];
+        unsigned lo[2];
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i)
+        {
+          const __half2 high = __floats2half2_rn(t[2 * i], t[2 * i + 1]);
+          const float2 back  = __half22float2(high);
+          hi[i]              = *reinterpret_cast<const unsigned*>(&high);
+          lo[i]              = pack_pair<__half>(t[2 * i] - back.x, t[2 * i + 1] - back.y);
+        }
+        *reinterpret_cast<uint4*>(to) = make_uint4(hi[0], hi[1], lo[0], lo[1]);
+      }
+      else if constexpr (Form == gemm_form::tf32)
+      {
+        *reinterpret_cast<uint4*>(to) = make_uint4(round_tf32(of.value(0, p)),
+                                                   round_tf32(of.value(1, p)),
+                                                   round_tf32(of.value(2, p)),
+                                                   round_tf32(of.value(3, p)));
+      }
+      else
+      {
+        *reinterpret_cast<uint2*>(to) = make_uint2(
+          __byte_perm(of.words[0][p / 2], of.words[1][p / 2], p % 2 == 0 ? 0x5410 : 0x7632),
+          __byte_perm(of.words[2][p / 2], of.words[3][p / 2], p % 2 == 0 ? 0x5410 : 0x7632));
+      }
+    }
+  }
+
+  /// Collects the largest finite magnitude of an item; true if an input may be lost: it is not zero, but below \p threshold.
+  TCONV_DEVICE static bool inspect(const item& of, float threshold, float& peak)
+  {
+    float largest  = 0.0f;
+    float smallest = threshold;
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < 4; ++c)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < 4; ++p)
+      {
+        largest  = fmaxf(largest, fabsf(of.value(c, p)));
+        smallest = fminf(smallest, fabsf(of.value(c, p)));
+      }
+    }
+    // Zeros are common (padding, rectified inputs), infinities are not.
+    bool suspicious = false;
+    if (smallest < threshold || !(largest <= 3.402823466e38f))
+    {
+      largest = 0.0f;
+      TCONV_PRAGMA_UNROLL
+      for (int c = 0; c < 4; ++c)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int p = 0; p < 4; ++p)
+        {
+          const float v = of.value(c, p);
+          largest       = fmaxf(largest, finite_magnitude(v));
+          suspicious    = suspicious || (fabsf(v) < threshold && v != 0.0f);
+        }
+      }
+    }
+    peak = fmaxf(peak, largest);
+    return suspicious;
+  }
+
+  /// Lists the inputs of this warp's items that the split form loses, and replaces them by 0 where they are staged. Returns how many
+  /// are listed or would be. \p turns: bit i is set where turn i of this warp, or one from 31 on, has something suspicious. Rare, and
+  /// so one by one: registers are for the loop that has to be fast.
+  TCONV_DEVICE int list_lost(unsigned char* plane, unsigned turns, float scale, lost_input* lost) const
+  {
+    const auto in_h = static_cast<int>(problem.axis[1].in);
+    const auto in_w = static_cast<int>(problem.axis[2].in);
+    int lost_count  = 0;
+#pragma unroll 1
+    for (int base = warp * 32, turn = 0; base < items; base += Warps * 32, ++turn)
+    {
+      if ((turns >> (turn < 31 ? turn : 31) & 1) == 0)
+      {
+        continue;
+      }
+#pragma unroll 1
+      for (int i = 0; i < 16; ++i)
+      {
+        const int number   = opaque(base + lane);
+        const location at  = locate(number);
+        const int channel  = first_channel + at.block * gemm_block_channels + 4 * at.quarter + (i & 3);
+        const int position = 4 * at.column + (i >> 2);
+        const int h        = first_h + at.row;
+        const int w        = first_w + position;
+        float v            = 0.0f;
+        if (number < items && plane_inside && h >= 0 && h < in_h && w >= 0 && w < in_w
+            && channel < static_cast<int>(problem.in_channels))
+        {
+          v = to_float(
+            sample[static_cast<unsigned>(corner + at.row * in_w + position) * static_cast<unsigned>(problem.x.position)
+                   + static_cast<unsigned>(channel) * static_cast<unsigned>(problem.x.channel)]);
+        }
+        const bool gone      = is_lost(v * scale, v, problem.lost);
+        const unsigned whose = __ballot_sync(0xffffffffu, gone);
+        const int place      = lost_count + __popc(whose & ((1u << lane) - 1));
+        if (gone)
+        {
+          if (place < gemm_control::lost_per_warp)
+          {
+            lost[place] = {at.row, position, channel, v};
+          }
+          const int slot      = (position & 1) * (problem.width >> 1) + (position >> 1);
+          auto* halves        = reinterpret_cast<unsigned short*>(plane
+                                                           + (at.block * problem.rows + at.row) * problem.row_bytes()
+                                                           + slot * position_bytes + at.quarter * lane_bytes);
+          halves[i & 3]       = 0;
+          halves[4 + (i & 3)] = 0;
+        }
+        lost_count += __popc(whose);
+      }
+    }
+    return lost_count;
+  }
+
+  /// Loads, inspects and stores the items of this warp; bit i of the result is set where an input of turn i may be lost.
+  template <bool Quads>
+  TCONV_DEVICE unsigned stage_items(unsigned char* plane, float threshold, float scale, float& peak) const
+  {
+    if constexpr (Quads)
+    {
+      // All are under way at once.
+#pragma unroll 1
+      for (int number = warp * 32 + lane; number < items; number += Warps * 32)
+      {
+        copy(number, plane);
+      }
+      copy_async_commit();
+      copy_async_wait<0>();
+    }
+    unsigned suspicious = 0;
+    unsigned turn       = 1;
+#pragma unroll 1
+    for (int base = warp * 32; base < items; base += Warps * 32)
+    {
+      const int number = base + lane;
+      item now{};
+      if constexpr (!Quads)
+      {
+        load(now, number);
+      }
+      else if (number < items)
+      {
+        take(now, number, plane);
+      }
+      if constexpr (Form == gemm_form::split)
+      {
+        suspicious |= inspect(now, threshold, peak) ? turn : 0;
+        turn = turn < 0x80000000u ? turn << 1 : turn;
+      }
+      store(now, number, plane, scale);
+    }
+    return suspicious;
+  }
+
+  /// Stages plane number \p e of tile \p index into slot \p slot of the ring. \p peak collects the largest finite magnitude. Returns
+  /// how many inputs of this warp were lost.
+  TCONV_DEVICE int stage(int index, int chunk, int e, int exponent, int slot, float& peak)
+  {
+    const gemm_tile tile  = locate_gemm_tile(problem, index);
+    const int depth       = tile.cell[0] - problem.most_shift[0] + e;
+    const auto in_d       = static_cast<int>(problem.axis[0].in);
+    const auto in_h       = static_cast<int>(problem.axis[1].in);
+    const auto in_w       = static_cast<int>(problem.axis[2].in);
+    sample                = x + tile.n * problem.x.sample;
+    items                 = problem.blocks_of(chunk) * problem.rows * (problem.width >> 2) * 4;
+    first_h               = tile.cell[1] - problem.most_shift[1];
+    first_w               = tile.cell[2] - problem.left;
+    first_channel         = chunk * problem.chunk_blocks * gemm_block_channels;
+    corner                = (depth * in_h + first_h) * in_w + first_w;
+    plane_inside          = depth >= 0 && depth < in_d;
+    unsigned char* plane  = gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
+    lost_input* lost      = lost_list(slot, warp);
+    const float scale     = power_of_two(exponent);
+    const float threshold = power_of_two(-2 - exponent);
+    int lost_count        = 0;
+
+    const unsigned suspicious = quads ? stage_items<true>(plane, threshold, scale, peak)
+                                      : stage_items<false>(plane, threshold, scale, peak);
+    if constexpr (Form == gemm_form::split)
+    {
+      const unsigned turns = __reduce_or_sync(0xffffffffu, suspicious);
+      if (turns != 0)
+      {
+        lost_count = list_lost(plane, turns, scale, lost);
+      }
+    }
+    return lost_count;
+  }
+};
+
+#if TCONV_DETAIL_HAS_WGMMA
+
+// --------------------------------------------------------------------------------------------------------------- consumers
+
+/// The cells of a thread: two neighbours along w, in the rows lane / 4 and lane / 4 + 8 of its warp's fragments. Kept as one
+/// number: registers are for accumulators, and what spills to local memory comes back from L2.
+struct gemm_cells
+{
+  int cell[3]; ///< first cell, relative to the tile
+  bool active; ///< false for threads without cells; they repeat cell 0
+
+  TCONV_DEVICE static int pack(const gemm_problem& problem, int pair)
+  {
+    const int wide    = problem.box[2] / 2;
+    const bool active = pair < wide * problem.box[1] * problem.box[0];
+    pair              = active ? pair : 0;
+    const int j       = pair % wide;
+    pair /= wide;
+    return (active ? 1 : 0) << 30 | pair / problem.box[1] << 20 | pair % problem.box[1] << 10 | 2 * j;
+  }
+  TCONV_DEVICE explicit gemm_cells(int packed)
+      : cell{packed >> 20 & 1023, packed >> 10 & 1023, packed & 1023}
+      , active(packed >> 30 != 0)
+  {}
+};
+
+/// The calling thread's number, asked for anew: cheaper than what is derived from it and then spilled.
+TCONV_DEVICE int own_thread()
+{
+  return opaque(static_cast<int>(threadIdx.x));
+}
+
+/// The number of the calling thread's pair of cells.
+TCONV_DEVICE int own_pair()
+{
+  const int thread = own_thread();
+  return thread / 32 * 8 + thread % 32 / 4;
+}
+
+/// The left operand of one step in registers: two instructions' worth for tf32, the parts for split.
+template <gemm_form Form>
+struct gemm_fragment
+{
+  static constexpr int count = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
+  unsigned a[count][4];
+
+  /// \p first, \p second: staged input of the thread's cells at the step's shift.
+  TCONV_DEVICE void load(const unsigned char* first, const unsigned char* second)
+  {
+    if constexpr (gemm_form_traits::of(Form).lane_bytes == 8)
+    {
+      const uint2 u = *reinterpret_cast<const uint2*>(first);
+      const uint2 v = *reinterpret_cast<const uint2*>(second);
+      set(0, u.x, v.x, u.y, v.y);
+    }
+    else
+    {
+      const uint4 u = *reinterpret_cast<const uint4*>(first);
+      const uint4 v = *reinterpret_cast<const uint4*>(second);
+      set(0, u.x, v.x, u.y, v.y);
+      set(1, u.z, v.z, u.w, v.w);
+    }
+  }
+
+  /// Completes a loaded operand.
+  TCONV_DEVICE void complete()
+  {
+    if constexpr (Form == gemm_form::split)
+    {
+      set(2, reduced(a[0][0]), reduced(a[0][1]), reduced(a[0][2]), reduced(a[0][3]));
+    }
+  }
+
+  /// Everything is in registers from here on.
+  TCONV_DEVICE void pin()
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < count; ++i)
+    {
+      asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+    }
+  }
+
+  /// sums += this * piece, with the packed weights at \p b.
+  template <int Columns>
+  TCONV_DEVICE void multiply(float (&sums)[Columns / 2], uint64_t b) const
+  {
+    constexpr uint64_t term = Columns * 32 / 16;
+    if constexpr (Form == gemm_form::split)
+    {
+      wgmma::multiply_fp16<Columns>(sums, a[1], b);
+      wgmma::multiply_fp16<Columns>(sums, a[2], b + term);
+      wgmma::multiply_fp16<Columns>(sums, a[0], b);
+    }
+    else if constexpr (Form == gemm_form::tf32)
+    {
+      wgmma::multiply_tf32<Columns>(sums, a[0], b);
+      wgmma::multiply_tf32<Columns>(sums, a[1], b + term);
+    }
+    else if constexpr (Form == gemm_form::bf16)
+    {
+      wgmma::multiply_bf16<Columns>(sums, a[0], b);
+    }
+    else
+    {
+      wgmma::multiply_fp16<Columns>(sums, a[0], b);
+    }
+  }
+
+private:
+  TCONV_DEVICE void set(int i, unsigned a0, unsigned a1, unsigned a2, unsigned a3)
+  {
+    a[i][0] = a0;
+    a[i][1] = a1;
+    a[i][2] = a2;
+    a[i][3] = a3;
+  }
+  /// Two fp16 numbers times 2^-low_exponent.
+  TCONV_DEVICE static unsigned reduced(unsigned pair)
+  {
+    const __half2 product = __hmul2(
+      *reinterpret_cast<const __half2*>(&pair), __float2half2_rn(power_of_two(-low_exponent)));
+    return *reinterpret_cast<const unsigned*>(&product);
+  }
+};
+
+/// Accumulators of a thread; see wgmma.cuh for which output is where.
+template <class Policy>
+using gemm_accumulators = float[Policy::sets][Policy::columns / 2];
+
+/// Where the next stage of weights lies: a position in the ring and how often it has been filled.
+struct ring_place
+{
+  int slot        = 0;
+  unsigned parity = 0;
+
+  TCONV_DEVICE void advance(int stages)
+  {
+    if (++slot == stages)
+    {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Multiplies one step for the sets in Mask, whose weights begin at \p b. On return the products are complete.
+template <class Policy, gemm_form Form, int Mask>
+TCONV_DEVICE void multiply_step(gemm_accumulators<Policy>& sums, gemm_fragment<Form>& fragment, uint64_t b)
+{
+  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  fragment.complete();
+  fragment.pin();
+  wgmma::fence();
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    if ((Mask >> set & 1) != 0)
+    {
+      fragment.template multiply<Policy::columns>(sums[set], b);
+      b += piece;
+    }
+  }
+  wgmma::commit();
+  wgmma::wait<0>();
+}
+
+/// How the steps of a phase follow each other; see gemm_phase. Uniform.
+struct step_shape
+{
+  int shifts;
+  int position;
+  int position_step;
+};
+
+/// Where the steps of a stage lie: a walk over shifts along w, then blocks of input channels. Uniform.
+struct step_walk
+{
+  int shift    = 0; ///< number within the row
+  int position = 0; ///< staged position of the shift
+  int block    = 0; ///< bytes to the block of channels
+
+  TCONV_DEVICE void advance(const step_shape& phase, int block_bytes)
+  {
+    position += phase.position_step;
+    if (++shift == phase.shifts)
+    {
+      shift    = 0;
+      position = phase.position;
+      block += block_bytes;
+    }
+  }
+};
+
+/// Multiplies \p steps steps of a stage, whose weights begin at \p stage, from where \p walk stands. \p row: the thread's staged
+/// input for the taps of the stage. Called by a warpgroup; on return the products are complete.
+template <class Policy, gemm_form Form>
+TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
+                                 const gemm_problem& problem,
+                                 const step_shape& phase,
+                                 const unsigned char* row,
+                                 const unsigned char* stage,
+                                 int steps,
+                                 step_walk& walk)
+{
+  constexpr int position_bytes = gemm_form_traits::of(Form).position_bytes();
+  constexpr uint64_t piece     = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  const int odd                = (problem.width >> 1) * position_bytes;
+  const int block_bytes        = problem.rows * problem.row_bytes();
+  uint64_t b                   = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
+
+#  pragma unroll 1
+  for (; steps > 0; --steps)
+  {
+    // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
+    const int first  = (walk.position & 1) * odd + (walk.position >> 1) * position_bytes;
+    const int second = ((walk.position + 1) & 1) * odd + ((walk.position + 1) >> 1) * position_bytes;
+    gemm_fragment<Form> fragment;
+    fragment.load(row + (walk.block + first), row + (walk.block + second));
+    // Sets whose phase has a tap with the shift.
+    const int tap       = 2 * walk.shift + problem.first_tap;
+    const bool has_even = tap >= 0;
+    const bool has_odd  = tap + 1 < static_cast<int>(problem.axis[2].kernel);
+    walk.advance(phase, block_bytes);
+    // A branch around each case as a whole: products must not straddle one.
+    if (Policy::sets == 1 || (has_even && has_odd))
+    {
+      multiply_step<Policy, Form, 3>(sums, fragment, b);
+      b += Policy::sets * piece;
+    }
+    else if (has_even)
+    {
+      multiply_step<Policy, Form, 1>(sums, fragment, b);
+      b += piece;
+    }
+    else
+    {
+      multiply_step<Policy, Form, 2>(sums, fragment, b);
+      b += piece;
+    }
+  }
+}
+
+#endif
+
+} // namespace block
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The tensor-core engine's description of a problem: how outputs become matrix products, tiles and stages of weights. Plain
+/// numbers, computed once on the host by the launcher's plan and passed to the kernels by value.
+///
+/// For every phase the outputs are a matrix product: rows are cells, columns are output channels, and the sum runs over the landing
+/// taps and the input channels. A *step* is one shift of the input along w with 16 input channels; it has one 16 x columns piece of
+/// weights per phase along w that a thread holds (a *set*), where that phase has a tap with the shift. A *stage* is a run of steps of
+/// the same taps along d and h, copied to shared memory at once. Packed order, outer to inner:
+/// [channel tile][phase][stage: chunk of input channels, tap d, tap h, run of steps].
+
+#include "../layout.hpp"
+#include "../taps.hpp"
+
+TCONV_NAMESPACE_BEGIN
+
+/// Input channels of a step.
+inline constexpr int gemm_block_channels = 16;
+
+/// Bytes of shared memory for barriers and other control data.
+inline constexpr int gemm_control_bytes = 4096;
+
+/// How operands of a product are formed.
+enum class gemm_form : int
+{
+  fp16  = 0, ///< fp16 tensors
+  bf16  = 1, ///< bf16 tensors
+  tf32  = 2, ///< fp32 tensors rounded to TF32
+  split = 3  ///< fp32 tensors as sums of two fp16 numbers: three products
+};
+
+/// What a form means for planning and packing.
+struct gemm_form_traits
+{
+  int lane_bytes; ///< of one position and 4 input channels in shared memory
+  int terms;      ///< 32-byte rows of packed weights per column and step
+
+  TCONV_HOST_DEVICE static constexpr gemm_form_traits of(gemm_form form)
+  {
+    return form == gemm_form::fp16 || form == gemm_form::bf16 ? gemm_form_traits{8, 1} : gemm_form_traits{16, 2};
+  }
+  /// Bytes of one position and gemm_block_channels input channels.
+  TCONV_HOST_DEVICE constexpr int position_bytes() const { return 4 * lane_bytes; }
+};
+
+/// Most steps of a stage.
+inline constexpr int gemm_most_steps = 16;
+
+/// What the main loop needs to know of a phase; of the first most_phases the
+/// launcher makes a list, of others the packing kernel. Taps along d and h (rows of steps) are
+/// numbered with h fastest; staged planes and rows of neighbouring taps are the same distance apart.
+struct alignas(16) gemm_phase
+{
+  int along[3];    ///< phase per axis; the last: of the first set
+  int taps[2];     ///< landing taps along d and h; none where nothing lands
+  int shifts;      ///< along w
+  int stages;      ///< of a whole chunk
+  int last_stages; ///< of the last chunk
+  int plane;       ///< staged plane that the first tap along d brings to the tile's first cell
+  int plane_step;  ///< to that of the next tap
+  int row;         ///< bytes to the staged row that the first tap along h brings to the tile's first cell
+  int row_step;    ///< to that of the next tap
+  int position;    ///< staged position that the first shift along w brings to the tile's first cell
+  int position_step;
+  int unused[2];
+};
+
+/// Everything the tensor-core kernels need besides pointers.
+struct gemm_problem
+{
+  conv_axis axis[3];
+  static constexpr int tabulated = 4; ///< phases per axis that the launcher tabulates; kernels compute the others
+  axis_phase table[3][tabulated];
+  static constexpr int listed = 16; ///< phases that the launcher lists
+  gemm_phase list[listed];
+  tensor_strides x;
+  gemm_form form       = gemm_form::split;
+  int64_t batch        = 0;
+  int64_t in_channels  = 1;
+  int64_t out_channels = 1;
+  int phases[3]        = {1, 1, 1}; ///< phases per axis; the last counts groups of sets
+  int tiles[3]         = {1, 1, 1}; ///< tiles per axis
+  int channel_tiles    = 1;
+  int columns          = 64; ///< output channels of a tile
+  int sets             = 1;
+  int box[3]           = {1, 1, 2}; ///< cells of a tile; even along w
+  int most_shift[3]    = {0, 0, 0}; ///< of all taps, per axis
+  int first_tap        = 0;         ///< two sets: tap of the first shift on even outputs; may be -1
+  int planes           = 1;         ///< staged extents of a tile
+  int rows             = 1;
+  int width            = 2;     ///< even
+  int left             = 0;     ///< staged elements left of the tile's first cell
+  bool quads           = false; ///< staged rows start and end on multiples of 4 elements of x
+  int ring_planes      = 1;     ///< planes that shared memory holds
+  int chunk_blocks     = 1;     ///< blocks of 16 input channels that are staged at a time
+  int steps_per_stage  = 1;
+  int stage_bytes      = 0;     ///< room of a stage
+  int stages           = 1;     ///< of the ring
+  int phase_stages     = 0;     ///< room of a phase in packed weights, in stages
+  bool resident        = false; ///< the stages of all phases fit the ring: they are loaded once
+  float lost           = 0.0f;  ///< split form: relative error of an operand that the error bound lets through
+  int ring_at          = 0;     ///< bytes of shared memory before the ring of weights
+  int staged_at        = 0;     ///< and before the staged input
+  int pack_slices      = 1;     ///< blocks of the packing kernel per 8 columns
+
+  TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const
+  {
+    return r < tabulated ? table[a][r] : axis[a].phase(r);
+  }
+  TCONV_HOST_DEVICE constexpr int total_phases() const { return phases[0] * phases[1] * phases[2]; }
+  TCONV_HOST_DEVICE constexpr int64_t total_tiles() const
+  {
+    return channel_tiles * batch * tiles[0] * tiles[1] * tiles[2];
+  }
+  TCONV_HOST_DEVICE constexpr int blocks() const
+  {
+    return static_cast<int>((in_channels + gemm_block_channels - 1) / gemm_block_channels);
+  }
+  TCONV_HOST_DEVICE constexpr int chunks() const { return (blocks() + chunk_blocks - 1) / chunk_blocks; }
+  TCONV_HOST_DEVICE constexpr int blocks_of(int chunk) const
+  {
+    const int rest = blocks() - chunk * chunk_blocks;
+    return rest < chunk_blocks ? rest : chunk_blocks;
+  }
+  /// Bytes of one piece of weights.
+  TCONV_HOST_DEVICE constexpr int piece_bytes() const { return gemm_form_traits::of(form).terms * columns * 32; }
+  TCONV_HOST_DEVICE constexpr int position_bytes() const { return gemm_form_traits::of(form).position_bytes(); }
+  /// Bytes of one staged row of a block of channels, of one plane, of the ring of planes.
+  TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * position_bytes(); }
+  TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * rows * row_bytes(); }
+
+  /// Shifts along w that taps of phase group \p r have: one step each.
+  TCONV_HOST_DEVICE constexpr int shifts(int64_t r) const
+  {
+    return static_cast<int>(sets == 2 ? axis[2].max_shift() - axis[2].min_shift() + 1 : phase(2, r).count);
+  }
+  TCONV_HOST_DEVICE constexpr int64_t shift(int64_t r, int j) const
+  {
+    const axis_phase taps = phase(2, r);
+    return sets == 2 ? axis[2].min_shift() + j : taps.first_shift + j * taps.shift_step;
+  }
+  /// The tap along w of shift number \p j and \p set, or -1. (Both sets: tap t has phase (t - padding) mod 2, stride 2.)
+  TCONV_HOST_DEVICE constexpr int64_t tap(int64_t r, int j, int set) const
+  {
+    if (sets == 2)
+    {
+      const int64_t t = 2 * (axis[2].min_shift() + j) + axis[2].padding + set;
+      return t >= 0 && t < axis[2].kernel ? t : -1;
+    }
+    const axis_phase taps = phase(2, r);
+    return taps.first_tap + j * taps.tap_step;
+  }
+  /// Pieces of weights of the first \p j shifts.
+  TCONV_HOST_DEVICE constexpr int pieces_before(int j) const
+  {
+    if (sets == 2)
+    {
+      const int64_t t = 2 * (axis[2].min_shift() + j) + axis[2].padding;
+      return static_cast<int>(t < 0 ? 0 : (t > axis[2].kernel ? axis[2].kernel : t));
+    }
+    return j;
+  }
+  /// Pieces of weights of the first \p step steps of a row with \p count shifts.
+  TCONV_HOST_DEVICE constexpr int pieces_of_steps(int step, int count) const
+  {
+    return step / count * pieces_before(count) + pieces_before(step % count);
+  }
+  /// Stages of one row (taps along d and h fixed) of \p count shifts and \p channels blocks of channels.
+  TCONV_HOST_DEVICE constexpr int row_stages(int count, int channels) const
+  {
+    return (channels * count + steps_per_stage - 1) / steps_per_stage;
+  }
+};
+
+/// Phase number \p index of \p problem.
+TCONV_HOST_DEVICE constexpr gemm_phase make_gemm_phase(const gemm_problem& problem, int index)
+{
+  gemm_phase result{};
+  const int w = index % problem.phases[2];
+  index /= problem.phases[2];
+  result.along[0]      = index / problem.phases[1];
+  result.along[1]      = index % problem.phases[1];
+  result.along[2]      = w * problem.sets;
+  result.shifts        = problem.shifts(result.along[2]);
+  const axis_phase d   = problem.phase(0, result.along[0]);
+  const axis_phase h   = problem.phase(1, result.along[1]);
+  result.plane         = static_cast<int>(problem.most_shift[0] - d.first_shift);
+  result.plane_step    = -static_cast<int>(d.shift_step);
+  result.row           = static_cast<int>(problem.most_shift[1] - h.first_shift) * problem.row_bytes();
+  result.row_step      = -static_cast<int>(h.shift_step) * problem.row_bytes();
+  result.position      = problem.left - static_cast<int>(result.shifts > 0 ? problem.shift(result.along[2], 0) : 0);
+  result.position_step = problem.sets == 2 ? -1 : -static_cast<int>(problem.phase(2, result.along[2]).shift_step);
+  if (d.count > 0 && h.count > 0 && result.shifts > 0)
+  {
+    result.taps[0]     = static_cast<int>(d.count);
+    result.taps[1]     = static_cast<int>(h.count);
+    const int rows     = result.taps[0] * result.taps[1];
+    result.stages      = rows * problem.row_stages(result.shifts, problem.chunk_blocks);
+    result.last_stages = rows * problem.row_stages(result.shifts, problem.blocks_of(problem.chunks() - 1));
+  }
+  return result;
+}
+
+TCONV_NAMESPACE_END

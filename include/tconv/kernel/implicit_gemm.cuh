@@ -1,0 +1,886 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The Hopper tensor-core kernel, and what becomes of its accumulators.
+
+#include "../block/fragment_tile.cuh"
+#include "../block/implicit_gemm.cuh"
+#include "../detail/launch.cuh"
+#include "../thread/activation.hpp"
+#include "../thread/softmax.hpp"
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace kernel
+{
+
+/// What accumulators are to be multiplied by, powers of two: per column of the thread, where Scaled.
+template <int Columns, int Sets, bool Scaled>
+struct gemm_scale
+{
+  float of_inputs         = 1.0f;
+  const float* of_weights = nullptr; ///< of the thread's first column; null for 1
+
+  /// sums[.][4 j + 2 r + e] belongs to column 8 j + e.
+  TCONV_DEVICE float2 factors(int j) const
+  {
+    if (!Scaled || of_weights == nullptr)
+    {
+      return make_float2(1.0f, 1.0f);
+    }
+    const float2 w = *reinterpret_cast<const float2*>(of_weights + 8 * j);
+    return make_float2(w.x * of_inputs, w.y * of_inputs);
+  }
+  /// sums = scale * sums.
+  TCONV_DEVICE void apply(float (&sums)[Sets][Columns / 2]) const
+  {
+    if (Scaled && of_weights != nullptr)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int j = 0; j < Columns / 8; ++j)
+      {
+        const float2 f = factors(j);
+        TCONV_PRAGMA_UNROLL
+        for (int set = 0; set < Sets; ++set)
+        {
+          sums[set][4 * j] *= f.x;
+          sums[set][4 * j + 1] *= f.y;
+          sums[set][4 * j + 2] *= f.x;
+          sums[set][4 * j + 3] *= f.y;
+        }
+      }
+    }
+  }
+};
+
+/// sigmoid of a probability: 0 <= v <= 1, up to rounding. A polynomial (minimax, odd in v) within 1.1e-7, which is 2 ulp, in place of
+/// two special functions; behind a softmax they are what a multiprocessor has least of.
+struct sigmoid_of_probability
+{
+  TCONV_HOST_DEVICE float operator()(float v) const
+  {
+    const float z = v * v;
+    float p       = ::fmaf(-0.000169424f, z, 0.00205393f);
+    p             = ::fmaf(p, z, -0.0208254f);
+    p             = ::fmaf(p, z, 0.2499994f);
+    return ::fmaf(p, v, 0.5f);
+  }
+};
+
+/// The functors as they are applied: sigmoid right behind channel_softmax becomes sigmoid_of_probability.
+template <class... Functors>
+TCONV_DEVICE chain<Functors...> specialise(const chain<Functors...>& functors)
+{
+  return functors;
+}
+template <class... Rest>
+TCONV_DEVICE auto specialise(const chain<channel_softmax, sigmoid, Rest...>& functors)
+{
+  return prepend(functors.first, prepend(sigmoid_of_probability{}, functors.rest.rest));
+}
+template <class First, class Second, class... Rest>
+TCONV_DEVICE auto specialise(const chain<First, Second, Rest...>& functors)
+{
+  return prepend(functors.first, specialise(functors.rest));
+}
+
+/// Finish by storing: the chain on the accumulators, then y.
+template <class Chain, class Out>
+struct store_gemm_outputs
+{
+  Chain functors;
+  Out* y;
+  tensor_strides strides;
+  bool vector; ///< see store_fragment()
+
+  /// \p locate(): the fragment_run of the thread's outputs.
+  template <int Columns, int Sets, bool Scaled, class Locate>
+  TCONV_DEVICE void operator()(int n,
+                               int out_channels,
+                               int first_channel,
+                               Locate locate,
+                               const gemm_scale<Columns, Sets, Scaled>& scale,
+                               float (&sums)[Sets][Columns / 2]) const
+  {
+    // Rows without padding get code of their own; channel functors are most of an epilogue.
+    if (out_channels % Columns == 0)
+    {
+      finish<Columns, Sets, true>(n, out_channels, first_channel, locate, scale, sums);
+    }
+    else
+    {
+      finish<Columns, Sets, false>(n, out_channels, first_channel, locate, scale, sums);
+    }
+  }
+
+private:
+  template <int Columns, int Sets, bool Whole, class Locate, class Scale>
+  TCONV_DEVICE void finish(int n,
+                           int out_channels,
+                           int first_channel,
+                           Locate locate,
+                           const Scale& scale,
+                           float (&sums)[Sets][Columns / 2]) const
+  {
+    // Opaque, lest addresses of operands are kept in registers through the main loop.
+    asm volatile("" : "+r"(first_channel));
+    block::fragment_tile<Columns, Sets, Whole> values{sums, n, first_channel, out_channels, {}};
+    // Positions are found out when they are needed: as late as possible.
+    if constexpr (Chain::per_position)
+    {
+      values.run = locate();
+    }
+    finish_values(specialise(functors), scale, values);
+    if constexpr (!Chain::per_position)
+    {
+      values.run = locate();
+    }
+    // A chain that reduces the channels leaves one.
+    block::store_fragment(values, y + n * strides.sample, strides, Chain::reduces_channels ? 1 : out_channels, vector);
+  }
+
+  template <class Scale, class Tile, class... Functors>
+  TCONV_DEVICE static void finish_values(const chain<Functors...>& all, const Scale& scale, Tile& values)
+  {
+    scale.apply(values.sums);
+    apply(all, values);
+  }
+  /// Scales are powers of two: one multiply-add gives the same bits.
+  template <class Scale, class Tile, class... Rest>
+  TCONV_DEVICE static void finish_values(const chain<bias, Rest...>& all, const Scale& scale, Tile& values)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < Tile::channels(); ++c)
+    {
+      const float2 f     = scale.factors(c / 2);
+      const float factor = c % 2 == 0 ? f.x : f.y;
+      const float offset = all.first.bind(values.at(c)).value;
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < Tile::positions(); ++p)
+      {
+        values(c, p) = ::fmaf(values(c, p), factor, offset);
+      }
+    }
+    apply(all.rest, values);
+  }
+};
+
+#if TCONV_DETAIL_HAS_WGMMA
+
+/// Adds the products of two inputs and the weights of one tap: \p w_at is the weight of column 0 of the thread's channels.
+template <class Policy, class In>
+TCONV_DEVICE void
+add_products(float (&sums)[Policy::columns / 2], float first, float second, const In* w_at, int step, int channels)
+{
+  // Opaque, lest all multiples of it are kept in registers through the main loop.
+  asm volatile("" : "+r"(step));
+  TCONV_PRAGMA_UNROLL
+  for (int c = 0; c < Policy::columns / 4; ++c)
+  {
+    const int channel = c / 2 * 8 + c % 2;
+    const float w     = channel < channels ? to_float(__ldg(w_at + channel * step)) : 0.0f;
+    float& a          = sums[c / 2 * 4 + c % 2];
+    float& b          = sums[c / 2 * 4 + c % 2 + 2];
+    a                 = fmaf(first, w, a);
+    b                 = fmaf(second, w, b);
+  }
+}
+
+/// A segment as consumers keep it: uniform, and so not in the registers of each thread.
+struct tile_view
+{
+  int channel_tile;
+  int n;
+  int cell[3];
+  int first_plane;
+  int exponent;
+  int one_by_one;
+  int lost;
+
+  tile_view() = default;
+  TCONV_DEVICE explicit tile_view(const block::gemm_segment& segment)
+      : channel_tile(block::uniform(segment.channel_tile))
+      , n(block::uniform(segment.n))
+      , cell{block::uniform(segment.cell[0]), block::uniform(segment.cell[1]), block::uniform(segment.cell[2])}
+      , first_plane(block::uniform(segment.first_plane))
+      , exponent(block::uniform(segment.exponent))
+      , one_by_one(block::uniform(segment.one_by_one))
+      , lost(block::uniform(segment.lost))
+  {}
+};
+
+/// Phase number \p index, by all lanes alike: a parameter of the kernel, or an entry of the list in global memory.
+TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase* list, int index)
+{
+  gemm_phase phase = problem.list[index < gemm_problem::listed ? index : 0];
+  if (index >= gemm_problem::listed)
+  {
+    phase               = list[index];
+    phase.along[0]      = block::uniform(phase.along[0]);
+    phase.along[1]      = block::uniform(phase.along[1]);
+    phase.along[2]      = block::uniform(phase.along[2]);
+    phase.taps[0]       = block::uniform(phase.taps[0]);
+    phase.taps[1]       = block::uniform(phase.taps[1]);
+    phase.shifts        = block::uniform(phase.shifts);
+    phase.plane         = block::uniform(phase.plane);
+    phase.plane_step    = block::uniform(phase.plane_step);
+    phase.row           = block::uniform(phase.row);
+    phase.row_step      = block::uniform(phase.row_step);
+    phase.position      = block::uniform(phase.position);
+    phase.position_step = block::uniform(phase.position_step);
+  }
+  return phase;
+}
+
+/// The tap that brings the input \p shift cells before it to an output of phase \p along, or -1.
+TCONV_DEVICE int landing_tap(const conv_axis& axis, int along, int shift)
+{
+  const int64_t scaled = static_cast<int64_t>(shift) * axis.stride + along + axis.padding;
+  if (scaled < 0 || scaled > (axis.kernel - 1) * axis.dilation)
+  {
+    return -1;
+  }
+  // Fits 32 bits: a kernel reaches no further.
+  const auto t = static_cast<unsigned>(scaled) / static_cast<unsigned>(axis.dilation);
+  return t * static_cast<unsigned>(axis.dilation) == static_cast<unsigned>(scaled) ? static_cast<int>(t) : -1;
+}
+
+/// The input shift of tap \p t on outputs of phase \p along; false where the tap does not land there.
+TCONV_DEVICE bool landing_shift(const conv_axis& axis, int along, int t, int& shift)
+{
+  const auto stride = static_cast<int>(axis.stride);
+  const int origin  = t * static_cast<int>(axis.dilation) - static_cast<int>(axis.padding) - along;
+  shift             = origin / stride;
+  return shift * stride == origin;
+}
+
+/// All outputs of the thread in fp32, from global memory: for tiles whose magnitudes the split form cannot hold.
+template <class Policy, class In>
+TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
+                                      const gemm_problem& problem,
+                                      const tile_view& tile,
+                                      const block::gemm_cells& thread,
+                                      const gemm_phase& phase,
+                                      int first_channel,
+                                      const In* x,
+                                      const In* w)
+{
+  const conv_axis* axis = problem.axis;
+  const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
+  const int channels    = static_cast<int>(problem.out_channels) - first_channel;
+  const auto in_d       = static_cast<int>(axis[0].in);
+  const auto in_h       = static_cast<int>(axis[1].in);
+  const auto in_w       = static_cast<int>(axis[2].in);
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < Policy::columns / 2; ++i)
+    {
+      sums[set][i] = 0.0f;
+    }
+  }
+  const In* sample = x + tile.n * problem.x.sample;
+#  pragma unroll 1
+  for (int tap = 0; tap < all; ++tap)
+  {
+    const int tw = tap % static_cast<int>(axis[2].kernel);
+    const int th = tap / static_cast<int>(axis[2].kernel) % static_cast<int>(axis[1].kernel);
+    const int td = tap / static_cast<int>(axis[2].kernel) / static_cast<int>(axis[1].kernel);
+    int shift[3];
+    if (!landing_shift(axis[0], phase.along[0], td, shift[0]) || !landing_shift(axis[1], phase.along[1], th, shift[1]))
+    {
+      continue;
+    }
+    const int xd      = tile.cell[0] + thread.cell[0] - shift[0];
+    const int xh      = tile.cell[1] + thread.cell[1] - shift[1];
+    const bool inside = xd >= 0 && xd < in_d && xh >= 0 && xh < in_h;
+    TCONV_PRAGMA_UNROLL
+    for (int set = 0; set < Policy::sets; ++set)
+    {
+      if (!landing_shift(axis[2], phase.along[2] + set, tw, shift[2]))
+      {
+        continue;
+      }
+      const int xw    = tile.cell[2] + thread.cell[2] - shift[2];
+      const bool in_a = inside && xw >= 0 && xw < in_w;
+      const bool in_b = inside && xw + 1 >= 0 && xw + 1 < in_w;
+      const In* at    = sample + ((static_cast<int64_t>(xd) * in_h + xh) * in_w + xw) * problem.x.position;
+      const In* w_at  = w + static_cast<int64_t>(first_channel) * all + tap;
+#  pragma unroll 1
+      for (int ci = 0; ci < static_cast<int>(problem.in_channels); ++ci)
+      {
+        const float a = in_a ? to_float(at[0]) : 0.0f;
+        const float b = in_b ? to_float(at[problem.x.position]) : 0.0f;
+        add_products<Policy>(sums[set], a, b, w_at, all, channels);
+        at += problem.x.channel;
+        w_at += problem.out_channels * all;
+      }
+    }
+  }
+}
+
+/// Adds the products of the inputs that were staged as 0.
+template <class Policy, class In>
+TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
+                                    const gemm_problem& problem,
+                                    const block::gemm_cells& thread,
+                                    const gemm_phase& phase,
+                                    int first_plane,
+                                    int first_channel,
+                                    const In* w)
+{
+  const conv_axis* axis = problem.axis;
+  const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
+  const int channels    = static_cast<int>(problem.out_channels) - first_channel;
+#  pragma unroll 1
+  for (int e = 0; e < problem.planes; ++e)
+  {
+    const int slot = first_plane + e < problem.ring_planes ? first_plane + e : first_plane + e - problem.ring_planes;
+#  pragma unroll 1
+    for (int warp = 0; warp < block::gemm_control::warps; ++warp)
+    {
+      const int count = block::control_data().lost_count[slot][warp];
+#  pragma unroll 1
+      for (int i = 0; i < count; ++i)
+      {
+        const block::lost_input input = block::lost_list(slot, warp)[i];
+        const int td = landing_tap(axis[0], phase.along[0], thread.cell[0] + problem.most_shift[0] - e);
+        const int th = landing_tap(axis[1], phase.along[1], thread.cell[1] + problem.most_shift[1] - input.row);
+        if (td < 0 || th < 0)
+        {
+          continue;
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int set = 0; set < Policy::sets; ++set)
+        {
+          TCONV_PRAGMA_UNROLL
+          for (int cell = 0; cell < 2; ++cell)
+          {
+            const int tw = landing_tap(
+              axis[2], phase.along[2] + set, thread.cell[2] + cell + problem.left - input.position);
+            if (tw >= 0)
+            {
+              const In* w_at = w + (input.channel * problem.out_channels + first_channel) * all
+                             + ((td * static_cast<int>(axis[1].kernel) + th) * static_cast<int>(axis[2].kernel) + tw);
+              add_products<Policy>(
+                sums[set], cell == 0 ? input.value : 0.0f, cell == 1 ? input.value : 0.0f, w_at, all, channels);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// The warp that streams weights; one lane works.
+TCONV_DEVICE void stream_weights(
+  const gemm_problem& problem, int first_tile, int last_tile, const unsigned char* packed, const gemm_phase* list)
+{
+  const int phases  = problem.total_phases();
+  const int chunks  = problem.chunks();
+  const int pieces  = problem.piece_bytes();
+  const int at_once = problem.steps_per_stage;
+  block::ring_place place;
+  bool filled                  = false; // the ring has been filled once
+  block::gemm_control& control = block::control_data();
+  for (int index = first_tile; index < last_tile; ++index)
+  {
+    const int channel_tile = block::locate_gemm_tile(problem, index).channel_tile;
+    for (int p = 0; p < phases; ++p)
+    {
+      const unsigned char* source =
+        packed + (static_cast<int64_t>(channel_tile) * phases + p) * problem.phase_stages * problem.stage_bytes;
+      const gemm_phase& phase = p < gemm_problem::listed ? problem.list[p] : list[p];
+      const int rows          = phase.taps[0] * phase.taps[1];
+      const int shifts        = phase.shifts;
+      for (int chunk = 0; chunk < chunks; ++chunk)
+      {
+        const int steps = problem.blocks_of(chunk) * shifts;
+        for (int row = 0; row < rows; ++row)
+        {
+          for (int step = 0; step < steps; step += at_once)
+          {
+            const int end    = step + at_once < steps ? step + at_once : steps;
+            const int count  = problem.pieces_of_steps(end, shifts) - problem.pieces_of_steps(step, shifts);
+            const auto bytes = static_cast<unsigned>(count * pieces);
+            if (filled)
+            {
+              block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
+            }
+            uint64_t* full = &control.full[place.slot];
+            cuda::ptx::mbarrier_arrive_expect_tx(
+              cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
+            cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
+                                     cuda::ptx::space_global,
+                                     block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+                                     source,
+                                     bytes,
+                                     full);
+            source += problem.stage_bytes;
+            place.advance(problem.stages);
+            filled = filled || place.slot == 0;
+          }
+        }
+      }
+    }
+    if (problem.resident)
+    {
+      return;
+    }
+  }
+}
+
+/// The warps that stage the input, one segment (a tile, or a chunk of its channels for one phase) ahead of the consumers.
+template <class Policy, gemm_form Form, class In>
+TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int last_tile, const In* x)
+{
+  constexpr int warps = Policy::staging_warps;
+  static_assert(warps == block::gemm_control::warps, "tconv: one list of lost inputs per staging warp");
+  block::gemm_control& control = block::control_data();
+  const int warp               = block::uniform(static_cast<int>(threadIdx.x) / 32) - (Policy::threads / 32 - warps);
+  const int lane               = static_cast<int>(threadIdx.x) % 32;
+  const bool quads             = problem.quads && reinterpret_cast<unsigned long long>(x) % (4 * sizeof(In)) == 0;
+  block::plane_stager<Form, warps, In> stager{problem, x, quads, warp, lane};
+
+  const int planes  = problem.planes;
+  const int ring    = problem.ring_planes;
+  const int chunks  = problem.chunks();
+  const int repeats = chunks == 1 ? 1 : problem.total_phases() * chunks;
+  int first_plane   = 0;
+  int exponent      = 13;
+  int segment       = 0;
+  for (int index = first_tile; index < last_tile; ++index)
+  {
+#  pragma unroll 1
+    for (int repeat = 0; repeat < repeats; ++repeat, ++segment)
+    {
+      const int chunk     = repeat % chunks;
+      const auto wait_for = [&](int other) {
+        if (other >= 0)
+        {
+          block::wait_barrier(&control.used[other & 1], static_cast<unsigned>(other >> 1) & 1);
+        }
+      };
+      wait_for(segment - 2);
+      // Planes that the tile before it has staged already.
+      const bool follows = chunks == 1 && index > first_tile && planes > problem.box[0]
+                        && index % problem.tiles[0] != 0;
+      const int kept = follows ? planes - problem.box[0] : 0;
+      first_plane    = (first_plane + planes - kept) % ring;
+      if (2 * planes - kept > ring)
+      {
+        wait_for(segment - 1);
+      }
+
+      bool one_by_one = false;
+      bool lost       = false;
+      for (int begin = kept;; begin = 0)
+      {
+#  pragma unroll 1
+        for (int e = begin; e < planes; ++e)
+        {
+          const int slot = first_plane + e < ring ? first_plane + e : first_plane + e - ring;
+          float peak     = 0.0f;
+          const int gone = stager.stage(block::opaque(index), chunk, e, exponent, slot, peak);
+          if constexpr (Form == gemm_form::split)
+          {
+            // Magnitudes are ordered as their bits are.
+            peak = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(peak)));
+            if (lane == 0)
+            {
+              control.lost_count[slot][warp]          = gone;
+              control.plane_peak[slot * warps + warp] = peak;
+            }
+          }
+        }
+        if constexpr (Form != gemm_form::split)
+        {
+          break;
+        }
+        block::synchronize_staging<warps * 32>();
+        float peak    = 0.0f;
+        int most_lost = 0;
+#  pragma unroll 1
+        for (int i = 0; i < planes * warps; ++i)
+        {
+          const int at = first_plane * warps + i < ring * warps ? first_plane * warps + i
+                                                                : (first_plane - ring) * warps + i;
+          peak         = fmaxf(peak, control.plane_peak[at]);
+          most_lost    = most_lost > control.lost_count[0][at] ? most_lost : control.lost_count[0][at];
+        }
+        // What is uniform stays out of the registers of each thread.
+        peak       = __int_as_float(block::uniform(__float_as_int(peak)));
+        most_lost  = block::uniform(most_lost);
+        lost       = most_lost > 0;
+        one_by_one = most_lost > (chunks == 1 ? block::gemm_control::lost_per_warp : 0);
+        // The scale was chosen for the tile before. Where it does not suit this one, everything is staged again. Later chunks of a
+        // phase must not scale up what is already accumulated.
+        const float scaled = peak * block::power_of_two(exponent);
+        if (peak == 0.0f || (scaled < 60000.0f && (scaled >= 2048.0f || chunk > 0)))
+        {
+          break;
+        }
+        int wanted = 13 - ilogbf(peak); // the largest in [2^13, 2^14): room for tiles with larger inputs
+        wanted     = wanted < -60 ? -60 : (wanted > 60 ? 60 : wanted);
+        if (wanted == exponent)
+        {
+          one_by_one = one_by_one || scaled >= 60000.0f; // beyond every exponent
+          break;
+        }
+        exponent = wanted;
+        wait_for(segment - 1);
+        block::synchronize_staging<warps * 32>(); // everyone has read the peaks
+      }
+      if (warp == 0 && lane == 0)
+      {
+        const block::gemm_tile tile  = block::locate_gemm_tile(problem, block::opaque(index));
+        control.segment[segment & 1] = {tile.channel_tile,
+                                        tile.n,
+                                        {tile.cell[0], tile.cell[1], tile.cell[2]},
+                                        first_plane,
+                                        exponent,
+                                        one_by_one,
+                                        lost};
+      }
+      block::arrive_barrier(&control.staged[segment & 1]);
+    }
+  }
+}
+
+/// The channel tile of tile \p index.
+TCONV_DEVICE int tile_of_channels(const gemm_problem& problem, int index)
+{
+  return problem.channel_tiles == 1
+         ? 0
+         : index / (static_cast<int>(problem.batch) * problem.tiles[0] * problem.tiles[1] * problem.tiles[2]);
+}
+
+/// Where a consumer warpgroup stands.
+struct consumer_state
+{
+  block::ring_place place;
+  int segment = 0; ///< number of the next one
+  tile_view tile{};
+
+  TCONV_DEVICE void await_segment()
+  {
+    block::gemm_control& control = block::control_data();
+    block::wait_barrier(&control.staged[segment & 1], static_cast<unsigned>(segment >> 1) & 1);
+    tile = tile_view(control.segment[segment & 1]);
+  }
+  TCONV_DEVICE void release_segment()
+  {
+    if (block::elected())
+    {
+      block::arrive_barrier(&block::control_data().used[segment & 1]);
+    }
+    ++segment;
+  }
+};
+
+/// All phases of one tile. \p Careful: with what only a few tiles of the split form need; apart from the others, whose registers it
+/// would cost. \p new_channels: the tile is the first of the block with its channels.
+template <class Policy, gemm_form Form, bool Careful, class Finish, class In>
+TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
+                                consumer_state& state,
+                                bool new_channels,
+                                const In* x,
+                                const In* w,
+                                const gemm_phase* list,
+                                const float* inverse_scales,
+                                const Finish& finish)
+{
+  using block::uniform;
+  constexpr int threads        = Policy::consumers * 128;
+  block::gemm_control& control = block::control_data();
+  const int chunks             = problem.chunks();
+  const int phases             = problem.total_phases();
+#  pragma unroll 1
+  for (int p = 0; p < phases; ++p)
+  {
+    block::gemm_accumulators<Policy> sums;
+    TCONV_PRAGMA_UNROLL
+    for (int set = 0; set < Policy::sets; ++set)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < Policy::columns / 2; ++i)
+      {
+        sums[set][i] = 0.0f;
+      }
+    }
+    const gemm_phase phase = read_phase(problem, list, p);
+    int exponent           = 0;
+    bool one_by_one        = Careful && uniform(control.one_by_one) != 0;
+#  pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk)
+    {
+      if (chunks > 1)
+      {
+        state.await_segment();
+      }
+      if constexpr (Careful)
+      {
+        one_by_one       = one_by_one || state.tile.one_by_one != 0;
+        const int change = state.tile.exponent - exponent;
+        if (chunk > 0 && change != 0)
+        {
+          // Only downwards: inputs of this chunk are larger.
+          one_by_one         = one_by_one || change < -60;
+          const float factor = block::power_of_two(change < -60 ? -60 : change);
+          TCONV_PRAGMA_UNROLL
+          for (int set = 0; set < Policy::sets; ++set)
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < Policy::columns / 2; ++i)
+            {
+              sums[set][i] *= factor;
+            }
+          }
+        }
+      }
+      exponent       = state.tile.exponent;
+      const int lane = block::own_thread() % 32;
+      const block::gemm_cells cells(control.pair[block::own_pair()]);
+      const int steps = problem.blocks_of(chunk) * phase.shifts;
+      int plane       = state.tile.first_plane + cells.cell[0] + phase.plane;
+      // Of the first tap along h; planes follow each other in a ring.
+      const auto offset = static_cast<unsigned>(phase.row + cells.cell[1] * problem.row_bytes()
+                                                + cells.cell[2] / 2 * problem.position_bytes()
+                                                + lane % 4 * gemm_form_traits::of(Form).lane_bytes);
+      const block::step_shape shape{phase.shifts, phase.position, phase.position_step};
+#  pragma unroll 1
+      for (int d = 0; d < phase.taps[0]; ++d)
+      {
+        const int slot           = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
+        const unsigned char* row = block::gemm_memory()
+                                 + (problem.staged_at + static_cast<unsigned>(slot * problem.plane_bytes()) + offset);
+#  pragma unroll 1
+        for (int h = 0; h < phase.taps[1]; ++h)
+        {
+          block::step_walk walk{0, shape.position, 0};
+#  pragma unroll 1
+          for (int step = 0; step < steps; step += problem.steps_per_stage)
+          {
+            block::ring_place& place = state.place;
+            block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
+            const int rest = steps - step;
+            block::multiply_stage<Policy, Form>(
+              sums,
+              problem,
+              shape,
+              row,
+              block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+              rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
+              walk);
+            if (!problem.resident)
+            {
+              if (block::elected())
+              {
+                block::arrive_barrier(&control.empty[place.slot]);
+              }
+            }
+            place.advance(problem.stages);
+          }
+          row += phase.row_step;
+        }
+        plane += phase.plane_step;
+      }
+      if (chunks > 1 && chunk + 1 < chunks)
+      {
+        state.release_segment();
+      }
+    }
+
+    const tile_view& tile   = state.tile;
+    const int lane          = block::own_thread() % 32;
+    const int first_channel = tile.channel_tile * Policy::columns + lane % 4 * 2;
+    gemm_scale<Policy::columns, Policy::sets, Form == gemm_form::split> scale{};
+    if constexpr (Form == gemm_form::split)
+    {
+      if (p == 0 && new_channels)
+      {
+        block::synchronize_consumers<threads>(); // nobody uses the old ones
+        for (int i = static_cast<int>(threadIdx.x); i < Policy::columns; i += threads)
+        {
+          control.inverse_scale[i] = inverse_scales[tile.channel_tile * Policy::columns + i];
+        }
+        block::synchronize_consumers<threads>();
+      }
+      scale.of_inputs  = block::power_of_two(-exponent);
+      scale.of_weights = control.inverse_scale + lane % 4 * 2;
+      if constexpr (Careful)
+      {
+        const block::gemm_cells own(control.pair[block::own_pair()]);
+        if (one_by_one)
+        {
+          scale = {};
+          multiply_one_by_one<Policy>(sums, problem, tile, own, phase, first_channel, x, w);
+        }
+        else if (chunks == 1 && tile.lost != 0)
+        {
+          scale.apply(sums);
+          scale = {};
+          add_lost_products<Policy>(sums, problem, own, phase, tile.first_plane, first_channel, w);
+        }
+      }
+    }
+
+    const auto locate_outputs = [&] {
+      const block::gemm_cells cells(control.pair[block::own_pair()]);
+      int o[3];
+      for (int a = 0; a < 3; ++a)
+      {
+        o[a] = (tile.cell[a] + cells.cell[a]) * static_cast<int>(problem.axis[a].stride) + phase.along[a];
+      }
+      const auto out_d = static_cast<int>(problem.axis[0].out);
+      const auto out_h = static_cast<int>(problem.axis[1].out);
+      const auto out_w = static_cast<int>(problem.axis[2].out);
+      block::fragment_run run;
+      run.step          = Policy::sets == 2 ? 1 : static_cast<int>(problem.axis[2].stride);
+      run.first         = (static_cast<int64_t>(o[0]) * out_h + o[1]) * out_w + o[2];
+      const bool inside = cells.active && o[0] < out_d && o[1] < out_h && o[2] < out_w;
+      // Of the two cells.
+      const int present = Policy::sets == 2 ? out_w - o[2] : (o[2] + run.step < out_w ? 2 : 1);
+      run.count         = inside ? (present < 2 * Policy::sets ? present : 2 * Policy::sets) : 0;
+      return run;
+    };
+    finish(tile.n, static_cast<int>(problem.out_channels), first_channel, locate_outputs, scale, sums);
+    if (chunks > 1)
+    {
+      state.release_segment();
+    }
+  }
+}
+
+/// The warpgroups that multiply and finish.
+template <class Policy, gemm_form Form, class Finish, class In>
+TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
+                                 int first_tile,
+                                 int last_tile,
+                                 const In* x,
+                                 const In* w,
+                                 const gemm_phase* list,
+                                 const float* inverse_scales,
+                                 const Finish& finish)
+{
+  const bool whole       = problem.chunks() == 1;
+  const bool all_careful = Form == gemm_form::split && block::uniform(block::control_data().one_by_one) != 0;
+  consumer_state state;
+#  pragma unroll 1
+  for (int index = first_tile; index < last_tile; ++index)
+  {
+    if (whole)
+    {
+      state.await_segment();
+    }
+    if (problem.resident)
+    {
+      state.place = block::ring_place{};
+    }
+    const bool new_channels = index == first_tile
+                           || tile_of_channels(problem, index) != tile_of_channels(problem, index - 1);
+    bool careful = false;
+    if constexpr (Form == gemm_form::split)
+    {
+      careful = all_careful || !whole || (state.tile.one_by_one | state.tile.lost) != 0;
+      if (careful)
+      {
+        multiply_tile<Policy, Form, true>(problem, state, new_channels, x, w, list, inverse_scales, finish);
+      }
+    }
+    if (!careful)
+    {
+      multiply_tile<Policy, Form, false>(problem, state, new_channels, x, w, list, inverse_scales, finish);
+    }
+    if (whole)
+    {
+      state.release_segment();
+    }
+  }
+}
+
+#endif
+
+/// Transposed convolution on the tensor cores, a range of tiles per block; \p Finish says what becomes of the outputs. Follows
+/// prepare_implicit_gemm on the stream. \p w: the weights before packing.
+template <class Policy, gemm_form Form, class Finish, class In>
+__global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid_constant__ gemm_problem problem,
+                                                                    const In* x,
+                                                                    const In* w,
+                                                                    const unsigned char* packed,
+                                                                    const gemm_phase* phases,
+                                                                    const float* inverse_scales,
+                                                                    const unsigned* lost_weights,
+                                                                    int lost_count,
+                                                                    const __grid_constant__ Finish finish)
+{
+#if TCONV_DETAIL_HAS_WGMMA
+  block::gemm_control& control = block::control_data();
+  const int first_tile         = static_cast<int>(problem.total_tiles() * blockIdx.x / gridDim.x);
+  const int last_tile          = static_cast<int>(problem.total_tiles() * (blockIdx.x + 1) / gridDim.x);
+  if (threadIdx.x < Policy::rows / 2)
+  {
+    control.pair[threadIdx.x] = block::gemm_cells::pack(problem, static_cast<int>(threadIdx.x));
+  }
+  if (threadIdx.x == 0)
+  {
+    control.one_by_one = 0;
+    for (int i = 0; i < problem.stages; ++i)
+    {
+      cuda::ptx::mbarrier_init(&control.full[i], 1);
+      cuda::ptx::mbarrier_init(&control.empty[i], Policy::consumers * 4);
+    }
+    for (int i = 0; i < 2; ++i)
+    {
+      cuda::ptx::mbarrier_init(&control.staged[i], Policy::staging_threads);
+      cuda::ptx::mbarrier_init(&control.used[i], Policy::consumers * 4);
+    }
+    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+  }
+  __syncthreads();
+
+  if (threadIdx.x >= Policy::consumers * 128)
+  {
+    block::wgmma::release_registers<Policy::producer_registers>();
+    if (threadIdx.x / 32 == Policy::consumers * 4)
+    {
+      if (threadIdx.x % 32 == 0)
+      {
+        runtime::grid_dependency_wait();
+        stream_weights(problem, first_tile, last_tile, packed, phases);
+      }
+    }
+    else
+    {
+      // x was complete before the preparing kernel let this one start.
+      stage_tiles<Policy, Form>(problem, first_tile, last_tile, x);
+    }
+  }
+  else
+  {
+    block::wgmma::take_registers<Policy::consumer_registers>();
+    runtime::grid_dependency_wait();
+    if constexpr (Form == gemm_form::split)
+    {
+      for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)
+      {
+        if (lost_weights[i] != 0)
+        {
+          control.one_by_one = 1; // whoever says so says the same
+        }
+      }
+    }
+    block::synchronize_consumers<Policy::consumers * 128>();
+    multiply_tiles<Policy, Form>(problem, first_tile, last_tile, x, w, phases, inverse_scales, finish);
+  }
+#else
+  // Built for another architecture, or without TCONV_ENABLE_SM90A: the launcher must not come here.
+  asm volatile("trap;");
+#endif
+}
+
+} // namespace kernel
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Runs the Hopper tensor-core engine: packs weights, then multiplies. Used by the public launchers.
+
+#include "../detail/implicit_gemm_plan.hpp"
+#include "../detail/workspace_layout.hpp"
+#include "../kernel/implicit_gemm.cuh"
+#include "../kernel/prepare_implicit_gemm.cuh"
+#include "../options.hpp"
+
+#include <algorithm>
+#include <type_traits>
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace runtime
+{
+
+/// The tensor-core engine's share of a workspace, for any finish.
+struct gemm_workspace
+{
+  detail::workspace_layout::piece<unsigned char> packed;
+  detail::workspace_layout::piece<gemm_phase> phases;
+  detail::workspace_layout::piece<float> inverse_scales;
+  detail::workspace_layout::piece<unsigned> lost;
+
+  /// Nothing where the engine is not \p used.
+  gemm_workspace(detail::workspace_layout& layout, const detail::gemm_plan& plan, bool used = true)
+      : packed(layout.add<unsigned char>(used ? plan.packed_bytes : 0))
+      , phases(layout.add<gemm_phase>(used ? plan.problem.total_phases() : 0))
+      , inverse_scales(layout.add<float>(used ? int64_t{plan.problem.channel_tiles} * plan.problem.columns : 0))
+      , lost(layout.add<unsigned>(used ? plan.pack_blocks : 0))
+  {}
+};
+
+/// Whether this build has the kernels, and the current device runs them.
+inline bool implicit_gemm_available()
+{
+#if defined(TCONV_ENABLE_SM90A)
+  int device = 0;
+  int major  = 0;
+  int minor  = 0;
+  return cudaGetDevice(&device) == cudaSuccess
+      && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess
+      && cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9
+      && minor == 0;
+#else
+  return false;
+#endif
+}
+
+/// How operands of type In are multiplied.
+template <class In>
+constexpr gemm_form form_of(math how)
+{
+  if (std::is_same<In, float>::value)
+  {
+    return how == math::tf32 ? gemm_form::tf32 : gemm_form::split;
+  }
+  return std::is_same<In, __half>::value ? gemm_form::fp16 : gemm_form::bf16;
+}
+
+/// Packs the weights, then runs the kernel of \p plan, which is supported, with \p finish. \p x: first channel of the slice.
+/// \p Form is the plan's.
+template <gemm_form Form, class In, class Finish>
+[[nodiscard]] status launch_implicit_gemm(const detail::gemm_plan& plan,
+                                          const gemm_workspace& pieces,
+                                          const In* x,
+                                          const In* w,
+                                          const Finish& finish,
+                                          const workspace& space,
+                                          bool overlap_predecessor,
+                                          cudaStream_t stream)
+{
+  constexpr int pack_threads = 512;
+  const gemm_problem& p      = plan.problem;
+  unsigned char* packed      = pieces.packed.get(space);
+  gemm_phase* phases         = pieces.phases.get(space);
+  float* inverse_scales      = pieces.inverse_scales.get(space);
+  unsigned* lost             = pieces.lost.get(space);
+  int device                 = 0;
+  int multiprocessors        = 0;
+  if (status s = check(cudaGetDevice(&device), "cudaGetDevice"); !s.ok())
+  {
+    return s;
+  }
+  if (status s = check(
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+      !s.ok())
+  {
+    return s;
+  }
+  if (status s = launch("tconv::kernel::prepare_implicit_gemm",
+                        kernel::prepare_implicit_gemm<Form, pack_threads, In>,
+                        {plan.pack_blocks, pack_threads, 0, overlap_predecessor},
+                        stream,
+                        p,
+                        w,
+                        packed,
+                        phases,
+                        inverse_scales,
+                        lost);
+      !s.ok())
+  {
+    return s;
+  }
+  return detail::visit_gemm_policy(p.columns, p.sets, [&](auto policy) -> status {
+    using policy_type = decltype(policy);
+    return launch("tconv::kernel::implicit_gemm",
+                  kernel::implicit_gemm<policy_type, Form, Finish, In>,
+                  {std::min<int64_t>(p.total_tiles(), multiprocessors),
+                   policy_type::threads,
+                   static_cast<std::size_t>(plan.shared_bytes),
+                   true},
+                  stream,
+                  p,
+                  x,
+                  w,
+                  packed,
+                  phases,
+                  inverse_scales,
+                  lost,
+                  plan.pack_blocks,
+                  finish);
+  });
+}
+
+} // namespace runtime
+
+TCONV_CUDA_NAMESPACE_END

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Policies of the Hopper tensor-core engine.
+
+#include "../detail/config.hpp"
+
+TCONV_NAMESPACE_BEGIN
+
+namespace tuning
+{
+
+/// The register tile and the warps of one kernel: each consumer warpgroup multiplies 64 cells by all columns, for one phase along w
+/// or for both of stride 2; one more warpgroup copies.
+template <int Columns, int Sets>
+struct implicit_gemm_policy
+{
+  /// Output channels of a tile.
+  static constexpr int columns = Columns;
+  /// Phases along w that a thread holds; 2 for stride 2, so that its outputs are contiguous in memory.
+  static constexpr int sets = Sets;
+  /// Accumulators of a thread.
+  static constexpr int accumulators = Sets * Columns / 2;
+  /// Four warpgroups while a thread holds 64 accumulators: one's epilogue runs under the others' products.
+  static constexpr int consumers = accumulators <= 64 ? 4 : 2;
+  static constexpr int rows      = consumers * 64; ///< cells of a tile
+  static constexpr int threads   = (consumers + 1) * 128;
+  /// Warps of the copying warpgroup that stage the input; one streams weights.
+  static constexpr int staging_warps   = 3;
+  static constexpr int staging_threads = staging_warps * 32;
+  /// Registers per thread: what the launch gives to all, what consumers take, what the copying warpgroup keeps. The
+  /// register file holds 65,536.
+  static constexpr int consumer_registers = consumers == 4 ? 104 : 216;
+  static constexpr int producer_registers = consumers == 4 ? 64 : 72;
+};
+
+/// Dynamic shared memory of a block: one block per multiprocessor.
+inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
+/// Bytes of one stage of weights, at most: 12 KB (technique-p1: P1).
+inline constexpr int implicit_gemm_stage_bytes = 12 * 1024;
+/// Stages of weights: at least, and as many as are worth having.
+inline constexpr int implicit_gemm_min_stages = 4;
+inline constexpr int implicit_gemm_max_stages = 32;
+/// Multiprocessors of the device that the tiles are cut for.
+inline constexpr int64_t implicit_gemm_multiprocessors = 132;
+/// Packed weights beyond which the engine is not used.
+inline constexpr int64_t implicit_gemm_most_packed_bytes = int64_t{1} << 30;
+
+} // namespace tuning
+
+TCONV_NAMESPACE_END

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The Hopper tensor-core engine by itself, against the reference and the bounds of the numerical contract.
+
+#include "common/conv_case.hpp"
+#include "common/device.hpp"
+#include "common/recipes.hpp"
+#include "common/tensors.cuh"
+
+#include <tconv/launch/implicit_gemm.cuh>
+#include <tconv/reference/chain.hpp>
+#include <tconv/thread/activation.hpp>
+#include <tconv/thread/affine.hpp>
+#include <tconv/thread/softmax.hpp>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <type_traits>
+
+namespace
+{
+
+using namespace tconv_test;
+using tconv::bias;
+using tconv::chain;
+using tconv::gemm_form;
+
+class implicit_gemm_gpu : public gpu_test
+{
+protected:
+  void SetUp() override
+  {
+    gpu_test::SetUp();
+    if (!IsSkipped() && !tconv::runtime::implicit_gemm_available())
+    {
+      GTEST_SKIP() << "needs an sm_90a device and build";
+    }
+  }
+};
+
+/// One call of the engine with guards everywhere.
+template <gemm_form Form, class In, class Out>
+struct engine_call
+{
+  shape3 shape;
+  tconv::layout order;
+  tconv::detail::gemm_plan plan;
+  tconv::detail::workspace_layout layout;
+  tconv::runtime::gemm_workspace pieces;
+  device_buffer<In> x;
+  device_buffer<In> w;
+  device_buffer<float> b;
+  device_buffer<Out> y;
+  workspace_buffer space;
+  std::int64_t misalignment;
+
+  engine_call(const shape3& s,
+              const std::vector<float>& x_values,
+              const std::vector<float>& w_values,
+              const std::vector<float>& b_values,
+              std::int64_t off      = 0,
+              tconv::layout tensors = tconv::layout::channels_first)
+      : shape(s)
+      , order(tensors)
+      , plan(tconv::detail::plan_implicit_gemm(s, Form, tensors))
+      , pieces(layout, plan)
+      , x(placement{s.batch, s.in_channels, s.input_positions(), tensors, {}}.template place<In>(x_values), off)
+      , w(elements_of<In>(w_values), off)
+      , b(b_values)
+      , y(s.output_elements(), off)
+      , space(layout.bytes())
+      , misalignment(off)
+  {}
+
+  template <class Chain>
+  bool run(const Chain& functors, launch_mode mode = launch_mode::direct)
+  {
+    const auto strides = tconv::tensor_strides::of(order, shape.out_channels, shape.output_positions());
+    const bool vector  = !strides.channels_last() && shape.output(2) % 4 == 0 && misalignment % 4 == 0;
+    return tconv_test::run(mode, [&](cudaStream_t stream) {
+      return tconv::runtime::launch_implicit_gemm<Form>(
+        plan,
+        pieces,
+        static_cast<const In*>(x.data()),
+        static_cast<const In*>(w.data()),
+        tconv::kernel::store_gemm_outputs<Chain, Out>{functors, y.data(), strides, vector},
+        space.get(),
+        false,
+        stream);
+    });
+  }
+  bool guards_intact() const
+  {
+    return x.guards_intact() && w.guards_intact() && b.guards_intact() && y.guards_intact() && space.guards_intact();
+  }
+  std::vector<float> result() const
+  {
+    return placement{shape.batch, shape.out_channels, shape.output_positions(), order, {}}.extract(y.download());
+  }
+};
+
+/// The reference of the inputs at hand; kept for the forms that share them.
+const full_reference& reference_of(const std::vector<float>& x, const std::vector<float>& w, const shape3& shape)
+{
+  static std::vector<float> last_x;
+  static std::vector<float> last_w;
+  static shape3 last_shape;
+  static std::unique_ptr<full_reference> last;
+  const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  };
+  if (last == nullptr || to_string(shape) != to_string(last_shape) || !same(x, last_x) || !same(w, last_w))
+  {
+    last       = std::make_unique<full_reference>(x, w, shape);
+    last_x     = x;
+    last_w     = w;
+    last_shape = shape;
+  }
+  return *last;
+}
+
+/// Runs \p shape if the engine supports it; true if so.
+template <gemm_form Form, class In, class Out>
+bool check_values(const shape3& shape,
+                  const std::vector<float>& x,
+                  const std::vector<float>& w,
+                  std::int64_t misalignment = 0,
+                  tconv::layout order       = tconv::layout::channels_first,
+                  launch_mode mode          = launch_mode::direct)
+{
+  const auto b = random_values(77, shape.out_channels);
+  engine_call<Form, In, Out> call(shape, x, w, b, misalignment, order);
+  if (!call.plan.supported)
+  {
+    return false;
+  }
+  const auto& p = call.plan.problem;
+  SCOPED_TRACE(to_string(shape) + " form " + std::to_string(static_cast<int>(Form)) + " misalignment "
+               + std::to_string(misalignment) + " box " + std::to_string(p.box[0]) + "," + std::to_string(p.box[1])
+               + "," + std::to_string(p.box[2]) + " planes " + std::to_string(p.ring_planes) + " chunks "
+               + std::to_string(p.chunks()) + " stages " + std::to_string(p.stages) + " resident "
+               + std::to_string(p.resident));
+  EXPECT_TRUE(call.run(chain(bias(call.b.data())), mode));
+  EXPECT_TRUE(call.guards_intact());
+  const full_reference& expected = reference_of(x, w, shape);
+  comparison_options options;
+  options.format              = format_of<Out>::value;
+  options.extra               = Form == gemm_form::tf32 ? 0x1p-10 : 0.0;
+  options.infinity_may_change = true;
+  const comparison result     = compare_convolution(
+    call.result().data(), expected.with_bias(b.data()), extents_of(shape), options);
+  EXPECT_TRUE(result);
+  return true;
+}
+
+/// Values that In holds; the same for both types of 16 bits, so that they share a reference.
+template <class In>
+std::vector<float> inputs_for(const std::vector<float>& values)
+{
+  return sizeof(In) == 4 ? values : rounded_to<__half>(rounded_to<__nv_bfloat16>(values));
+}
+
+template <gemm_form Form, class In, class Out>
+bool check_random(const shape3& shape,
+                  std::uint32_t seed,
+                  std::int64_t misalignment = 0,
+                  tconv::layout order       = tconv::layout::channels_first)
+{
+  return check_values<Form, In, Out>(shape,
+                                     inputs_for<In>(random_values(seed, shape.input_elements())),
+                                     inputs_for<In>(random_values(seed + 1, shape.weight_elements())),
+                                     misalignment,
+                                     order);
+}
+
+template <class Check>
+void for_each_form(Check check)
+{
+  check(std::integral_constant<gemm_form, gemm_form::split>{}, float{}, float{});
+  check(std::integral_constant<gemm_form, gemm_form::tf32>{}, float{}, float{});
+  check(std::integral_constant<gemm_form, gemm_form::fp16>{}, __half{}, __half{});
+  check(std::integral_constant<gemm_form, gemm_form::bf16>{}, __nv_bfloat16{}, float{});
+}
+
+std::vector<shape3> more_shapes()
+{
+  std::vector<shape3> list;
+  list.push_back(make_shape<3>({2, 32, 64, 1}, {3, 3, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}));
+  list.push_back(make_shape<3>({1, 17, 5, 1}, {2, 3, 37}, {3, 1, 5}, {1, 2, 3}, {1, 0, 2}, {0, 1, 1}));
+  list.push_back(make_shape<3>({1, 64, 100, 1}, {4, 5, 7}, {2, 2, 2}, {2, 2, 2}));
+  list.push_back(make_shape<3>({1, 64, 128, 1}, {2, 2, 5}, {5, 5, 5}));
+  list.push_back(make_shape<3>({1, 16, 1, 1}, {1, 19, 23}, {1, 5, 4}, {1, 1, 2}, {0, 2, 1}));
+  list.push_back(make_shape<3>({1, 32, 33, 1}, {7, 9, 11}, {3, 3, 3}, {3, 2, 2}, {1, 1, 1}, {2, 0, 1}, {2, 2, 1}));
+  list.push_back(make_shape<3>({1, 32, 24, 1}, {5, 9, 11}, {3, 3, 3}, {2, 2, 2}, {2, 2, 2}, {1, 1, 1}, {2, 2, 2}));
+  list.push_back(make_shape<3>({1, 48, 70, 1}, {1, 1, 333}, {1, 1, 16}, {1, 1, 8}, {0, 0, 4}));
+  list.push_back(make_shape<3>({1, 256, 130, 1}, {1, 5, 9}, {1, 4, 4}, {1, 2, 2}, {0, 1, 1}));
+  list.push_back(make_shape<3>({1, 512, 64, 1}, {1, 4, 12}, {1, 3, 3}, {1, 1, 1}, {0, 1, 1}));
+  list.push_back(make_shape<3>({1, 700, 40, 1}, {2, 3, 5}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}));
+  list.push_back(make_shape<3>({3, 24, 31, 1}, {1, 1, 1}, {3, 3, 3}, {2, 2, 2}));
+  list.push_back(make_shape<3>({1, 20, 20, 1}, {1, 30, 30}, {1, 3, 3}, {1, 5, 5}, {0, 1, 1}, {0, 0, 0}, {1, 2, 2}));
+  return list;
+}
+
+TEST_F(implicit_gemm_gpu, awkward_shapes)
+{
+  int supported      = 0;
+  std::uint32_t seed = 100;
+  auto shapes        = awkward_shapes();
+  for (const shape3& s : more_shapes())
+  {
+    shapes.push_back(s);
+  }
+  for (const shape3& shape : shapes)
+  {
+    ++seed;
+    for_each_form([&](auto form, auto in, auto out) {
+      supported += check_random<decltype(form)::value, decltype(in), decltype(out)>(shape, seed) ? 1 : 0;
+    });
+  }
+  std::printf("[          ] %d calls\n", supported);
+}
+
+TEST_F(implicit_gemm_gpu, unaligned_and_channels_last)
+{
+  std::uint32_t seed = 300;
+  for (const shape3& shape : more_shapes())
+  {
+    ++seed;
+    for_each_form([&](auto form, auto in, auto out) {
+      check_random<decltype(form)::value, decltype(in), decltype(out)>(shape, seed, 1 + seed % 3);
+      check_random<decltype(form)::value, decltype(in), decltype(out)>(
+        shape, seed, seed % 2, tconv::layout::channels_last);
+    });
+  }
+}
+
+TEST_F(implicit_gemm_gpu, random_shapes)
+{
+  int supported = 0;
+  for (std::uint32_t i = 0; i < 60; ++i)
+  {
+    random_stream random(i);
+    shape3 shape = random_shape(random, 1000000);
+    shape.in_channels /= shape.groups;
+    shape.out_channels /= shape.groups;
+    shape.groups = 1;
+    SCOPED_TRACE(random.replay());
+    for_each_form([&](auto form, auto in, auto out) {
+      supported += check_random<decltype(form)::value, decltype(in), decltype(out)>(shape, 9000 + i, i % 5) ? 1 : 0;
+    });
+  }
+  std::printf("[          ] %d calls\n", supported);
+}
+
+TEST_F(implicit_gemm_gpu, integers_are_exact)
+{
+  for (const shape3& shape : more_shapes())
+  {
+    const auto x = recipe_x_values(shape.input_elements());
+    const auto w = recipe_w_values(shape.weight_elements());
+    const full_reference expected(x, w, shape);
+    for_each_form([&](auto form, auto in, auto) {
+      engine_call<decltype(form)::value, decltype(in), float> call(shape, x, w, {});
+      if (!call.plan.supported)
+      {
+        return;
+      }
+      ASSERT_TRUE(call.run(chain(bias(nullptr))));
+      const auto y = call.result();
+      for (std::size_t i = 0; i < y.size(); ++i)
+      {
+        ASSERT_EQ(static_cast<double>(y[i]), expected.value[i]) << i << to_string(shape);
+      }
+    });
+  }
+}
+
+// The split form: magnitudes that do not fit it, in all mixtures.
+TEST_F(implicit_gemm_gpu, split_range)
+{
+  const shape3 shapes[] = {make_shape<3>({1, 32, 64, 1}, {4, 5, 8}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}),
+                           make_shape<3>({1, 32, 20, 1}, {1, 9, 13}, {1, 3, 3}, {1, 1, 1}),
+                           make_shape<3>({1, 600, 20, 1}, {1, 5, 7}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1})};
+  for (const shape3& shape : shapes)
+  {
+    const auto plain_x = random_values(1, shape.input_elements());
+    const auto plain_w = random_values(2, shape.weight_elements());
+    const auto edit    = [](std::vector<float> values, auto f) {
+      for (std::size_t i = 0; i < values.size(); ++i)
+      {
+        values[i] = f(values[i], i);
+      }
+      return values;
+    };
+    const auto check = [&](const char* what, const std::vector<float>& x, const std::vector<float>& w) {
+      SCOPED_TRACE(what);
+      check_values<gemm_form::split, float, float>(shape, x, w);
+    };
+    check("small", edit(plain_x, [](float v, std::size_t) { return v * 1e-30f; }), plain_w);
+    check("large", edit(plain_x, [](float v, std::size_t) { return v * 1e30f; }), plain_w);
+    check("tiny", edit(plain_x, [](float v, std::size_t) { return v * 1e-12f; }), plain_w);
+    check("big", edit(plain_x, [](float v, std::size_t) { return v * 1e12f; }), plain_w);
+    check("small weights", plain_x, edit(plain_w, [](float v, std::size_t) { return v * 1e-30f; }));
+    check("large weights", plain_x, edit(plain_w, [](float v, std::size_t) { return v * 1e30f; }));
+    check("mixed",
+          edit(plain_x, [](float v, std::size_t i) { return i % 97 == 0 ? v * 1e30f : (i % 7 == 0 ? v * 1e-30f : v); }),
+          plain_w);
+    check("few tiny", edit(plain_x, [](float v, std::size_t i) { return i % 997 == 0 ? v * 1e-9f : v; }), plain_w);
+    check("one large", edit(plain_x, [](float v, std::size_t i) { return i == 1000 ? 1e30f : v; }), plain_w);
+    check("one tiny", edit(plain_x, [](float v, std::size_t i) { return i == 1000 ? 1e-30f : v; }), plain_w);
+    check("mixed weights", plain_x, edit(plain_w, [](float v, std::size_t i) { return i % 5 == 0 ? v * 1e-20f : v; }));
+    check("tiny inputs alone",
+          edit(plain_x, [](float v, std::size_t i) { return i < 20 ? v : (i % 499 == 0 ? v * 1e-7f : 0.0f); }),
+          plain_w);
+    check("planes apart",
+          edit(plain_x,
+               [&](float v, std::size_t i) {
+                 const auto plane = i / static_cast<std::size_t>(shape.input[1] * shape.input[2])
+                                  % static_cast<std::size_t>(shape.input[0]);
+                 return plane % 2 == 0 ? v * 1e-20f : v * 1e3f;
+               }),
+          plain_w);
+    check("channels apart",
+          edit(plain_x,
+               [&](float v, std::size_t i) {
+                 const auto channel = i / static_cast<std::size_t>(shape.input_positions());
+                 return channel < 300 ? v * 1e-6f : v * 1e6f;
+               }),
+          plain_w);
+    // Zeros everywhere but for one tiny input: its error must be relative to itself.
+    check("tiny next to zero weights",
+          edit(plain_x, [](float v, std::size_t i) { return i % 2 == 0 ? v : v * 1e-8f; }),
+          edit(plain_w, [&](float v, std::size_t i) {
+            return static_cast<std::int64_t>(i) / (shape.out_channels * shape.taps()) % 2 == 0 ? 0.0f : v;
+          }));
+  }
+}
+
+TEST_F(implicit_gemm_gpu, not_finite)
+{
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const shape3& shape : more_shapes())
+  {
+    if (shape.in_channels > 100)
+    {
+      continue;
+    }
+    auto x          = random_values(5, shape.input_elements());
+    x[0]            = nan;
+    x[x.size() / 2] = inf;
+    x[x.size() - 1] = -inf;
+    x[x.size() / 3] = nan;
+    for_each_form([&](auto form, auto in, auto out) {
+      using element = decltype(in);
+      check_values<decltype(form)::value, element, decltype(out)>(
+        shape, inputs_for<element>(x), inputs_for<element>(random_values(6, shape.weight_elements())));
+    });
+  }
+}
+
+TEST_F(implicit_gemm_gpu, channel_functors)
+{
+  for (const shape3& shape : more_shapes())
+  {
+    if (shape.out_channels > 128)
+    {
+      continue;
+    }
+    const auto x = random_values(8, shape.input_elements());
+    const auto w = random_values(9, shape.weight_elements());
+    const auto b = random_values(10, shape.out_channels);
+    engine_call<gemm_form::split, float, float> call(shape, x, w, b);
+    if (!call.plan.supported)
+    {
+      continue;
+    }
+    ASSERT_TRUE(call.run(chain(bias(call.b.data()), tconv::channel_softmax(), tconv::sigmoid())));
+    full_reference expected(x, w, shape);
+    tconv::reference::apply(chain(bias(b.data()), tconv::channel_softmax(), tconv::sigmoid()),
+                            expected.value.data(),
+                            shape.batch,
+                            shape.out_channels,
+                            shape.output_positions());
+    EXPECT_TRUE(compare_values(call.result().data(),
+                               expected.value.data(),
+                               extents_of(shape),
+                               [](auto, double) {
+                                 return tolerance{2e-5, 0.0};
+                               }))
+      << to_string(shape);
+  }
+}
+
+template <gemm_form Form, class In, class Out>
+void repeat(const shape3& shape, int launches)
+{
+  const auto x = rounded_to<In>(random_values(21, shape.input_elements()));
+  const auto w = rounded_to<In>(random_values(22, shape.weight_elements()));
+  engine_call<Form, In, Out> call(shape, x, w, random_values(23, shape.out_channels));
+  ASSERT_TRUE(call.plan.supported);
+  ASSERT_TRUE(call.run(chain(bias(call.b.data()))));
+  const auto first = call.y.download();
+  for (int i = 0; i < launches; ++i)
+  {
+    ASSERT_TRUE(call.run(chain(bias(call.b.data()))));
+    if (i % 10 == 0 || i + 1 == launches)
+    {
+      const auto again = call.y.download();
+      ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(Out)), 0) << "launch " << i;
+    }
+  }
+}
+
+TEST_F(implicit_gemm_gpu, a_thousand_launches_give_the_same_bits)
+{
+  const shape3 p1 = make_shape<3>({3, 32, 64, 1}, {5, 11, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
+  const shape3 s1 = make_shape<3>({2, 64, 128, 1}, {4, 9, 17}, {3, 3, 3});
+  repeat<gemm_form::split, float, float>(p1, 1000);
+  repeat<gemm_form::tf32, float, float>(p1, 1000);
+  repeat<gemm_form::fp16, __half, __half>(p1, 1000);
+  repeat<gemm_form::bf16, __nv_bfloat16, float>(p1, 1000);
+  repeat<gemm_form::split, float, float>(s1, 300);
+  repeat<gemm_form::tf32, float, float>(s1, 300);
+}
+
+} // namespace
