@@ -54,8 +54,12 @@ TCONV_DEVICE void load_async_quad(float* target, const In* source, bool inside)
   }
   else
   {
-    element_vector<In, 4> v;
-    v.load(source);
+    // Not read where it is outside: whole chunks of channels may be padding.
+    element_vector<In, 4> v = {};
+    if (inside)
+    {
+      v.load(source);
+    }
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
