@@ -146,11 +146,6 @@ void group_norm(benchmark::State& state, layout order)
     });
 }
 
-void add(const char* name, void (*body)(benchmark::State&))
-{
-  benchmark::RegisterBenchmark(name, body)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
-}
-
 constexpr layout first = layout::channels_first;
 constexpr layout last  = layout::channels_last;
 
@@ -181,12 +176,5 @@ int main(int argc, char** argv)
   add("spatial_mean_over_d_16x64x32x64x64/precise/f32",
       [](benchmark::State& s) { pooled(s, first, 1.0 / 32, chain(tconv::spatial_mean({0}))); });
   add("group_norm_8_16x64x32x64x64/precise/f32", [](benchmark::State& s) { group_norm(s, first); });
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv))
-  {
-    return 1;
-  }
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return run_benchmarks(argc, argv);
 }

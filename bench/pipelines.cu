@@ -61,7 +61,7 @@ void conv_transpose_benchmark(benchmark::State& state,
   });
 }
 
-void p1_with(benchmark::State& state, tconv::engine engine, tconv::math math)
+void p1(benchmark::State& state, tconv::engine engine, tconv::math math = tconv::math::precise)
 {
   tconv::options opts;
   opts.engine = engine;
@@ -69,26 +69,6 @@ void p1_with(benchmark::State& state, tconv::engine engine, tconv::math math)
   conv_transpose_benchmark(state, p1_shape(), opts, [](const tensors& t) {
     return chain(tconv::bias(t.b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
   });
-}
-
-void p1(benchmark::State& state)
-{
-  p1_with(state, tconv::engine::automatic, tconv::math::precise);
-}
-
-void p1_tf32(benchmark::State& state)
-{
-  p1_with(state, tconv::engine::automatic, tconv::math::tf32);
-}
-
-void p1_by_gather(benchmark::State& state)
-{
-  p1_with(state, tconv::engine::gather, tconv::math::precise);
-}
-
-void p1_on_tensor_cores(benchmark::State& state)
-{
-  p1_with(state, tconv::engine::implicit_gemm, tconv::math::precise);
 }
 
 void p2_eval(benchmark::State& state)
@@ -108,7 +88,7 @@ void p2_eval(benchmark::State& state)
   });
 }
 
-void p2_train_with(benchmark::State& state, tconv::engine engine)
+void p2_train(benchmark::State& state, tconv::engine engine)
 {
   const shape3 s = p2_shape();
   tensors t(s, s.batch * s.out_channels);
@@ -127,21 +107,6 @@ void p2_train_with(benchmark::State& state, tconv::engine engine)
     return tconv::batch_norm_train_global_mean(
       t.x[i], t.w.data(), t.y.data(), s, before, arguments, opts, space.as_workspace(), stream);
   });
-}
-
-void p2_train(benchmark::State& state)
-{
-  p2_train_with(state, tconv::engine::automatic);
-}
-
-void p2_train_by_gather(benchmark::State& state)
-{
-  p2_train_with(state, tconv::engine::gather);
-}
-
-void p2_train_by_spectrum(benchmark::State& state)
-{
-  p2_train_with(state, tconv::engine::spectral);
 }
 
 void fold_batch_norm(benchmark::State& state)
@@ -192,17 +157,20 @@ void text_detection_head(benchmark::State& state)
   });
 }
 
-TCONV_BENCHMARK(p1, "L2_49/precise/f32");
-TCONV_BENCHMARK(p1_tf32, "L2_49/tf32/f32");
-TCONV_BENCHMARK(p1_by_gather, "L2_49_gather/precise/f32");
-TCONV_BENCHMARK(p1_on_tensor_cores, "L2_49_implicit_gemm/precise/f32");
-TCONV_BENCHMARK(p2_eval, "P2_eval/precise/f32");
-TCONV_BENCHMARK(p2_train, "L2_77/precise/f32");
-TCONV_BENCHMARK(p2_train_by_gather, "L2_77_gather/precise/f32");
-TCONV_BENCHMARK(p2_train_by_spectrum, "L2_77_spectral/precise/f32");
-TCONV_BENCHMARK(fold_batch_norm, "fold_batch_norm_128/precise/f32");
-TCONV_BENCHMARK(text_detection_head, "text_detection_head_1280x960/precise/f32");
-
 } // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv)
+{
+  using tconv::engine;
+  add("L2_49/precise/f32", [](benchmark::State& s) { p1(s, engine::automatic); });
+  add("L2_49/tf32/f32", [](benchmark::State& s) { p1(s, engine::automatic, tconv::math::tf32); });
+  add("L2_49_gather/precise/f32", [](benchmark::State& s) { p1(s, engine::gather); });
+  add("L2_49_implicit_gemm/precise/f32", [](benchmark::State& s) { p1(s, engine::implicit_gemm); });
+  add("P2_eval/precise/f32", p2_eval);
+  add("L2_77/precise/f32", [](benchmark::State& s) { p2_train(s, engine::automatic); });
+  add("L2_77_gather/precise/f32", [](benchmark::State& s) { p2_train(s, engine::gather); });
+  add("L2_77_spectral/precise/f32", [](benchmark::State& s) { p2_train(s, engine::spectral); });
+  add("fold_batch_norm_128/precise/f32", fold_batch_norm);
+  add("text_detection_head_1280x960/precise/f32", text_detection_head);
+  return run_benchmarks(argc, argv);
+}

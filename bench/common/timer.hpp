@@ -249,8 +249,23 @@ void measure(benchmark::State& state, const work& w, Call call)
   }
 }
 
-} // namespace tconv_bench
+/// Registers \p body under \p name: one iteration, which holds all the repetitions of the protocol.
+inline void add(const char* name, void (*body)(benchmark::State&))
+{
+  benchmark::RegisterBenchmark(name, body)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
+}
 
-/// Registers \p function under \p name: one iteration, which holds all the repetitions of the protocol.
-#define TCONV_BENCHMARK(function, name)                                                                                \
-  BENCHMARK(function)->Name(name)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond)
+/// Runs what has been added; returns what main() does.
+inline int run_benchmarks(int argc, char** argv)
+{
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv))
+  {
+    return 1;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}
+
+} // namespace tconv_bench
