@@ -776,30 +776,39 @@ TCONV_DEVICE void multiply_step(gemm_accumulators<Policy>& sums, gemm_fragment<F
   wgmma::wait<0>();
 }
 
-/// How the steps of a phase follow each other; see gemm_phase. Uniform.
-struct step_shape
+/// The table of steps; those of phase group g begin at g * row_steps.
+TCONV_DEVICE gemm_step* step_table(const gemm_problem& problem)
 {
-  int shifts;
-  int position;
-  int position_step;
-};
+  return reinterpret_cast<gemm_step*>(gemm_memory() + problem.steps_at);
+}
 
-/// Where the steps of a stage lie: a walk over shifts along w, then blocks of input channels. Uniform.
+/// Where the steps of a row stand. All but next is uniform, and provably so: products must not stand behind a branch that the
+/// compiler thinks lanes may take differently.
 struct step_walk
 {
-  int shift    = 0; ///< number within the row
-  int position = 0; ///< staged position of the shift
-  int block    = 0; ///< bytes to the block of channels
+  const gemm_step* entry; ///< of the next step
+  gemm_step next;         ///< read ahead
+  uint64_t present;       ///< two sets: of the next step in the lowest bits
+  int left;               ///< shifts until the next block of channels begins
 
-  TCONV_DEVICE void advance(const step_shape& phase, int block_bytes)
+  TCONV_DEVICE step_walk(const gemm_problem& problem, const gemm_phase& phase)
+      : entry(step_table(problem) + phase.first_step)
+      , next(*entry)
+      , present(problem.present)
+      , left(phase.shifts)
+  {}
+  TCONV_DEVICE void advance() { next = *++entry; }
+  /// Two sets: which of them the next step has weights for.
+  TCONV_DEVICE int advance_sets(const gemm_problem& problem, int shifts)
   {
-    position += phase.position_step;
-    if (++shift == phase.shifts)
+    const int sets = static_cast<int>(present) & 3;
+    present >>= 2;
+    if (--left == 0)
     {
-      shift    = 0;
-      position = phase.position;
-      block += block_bytes;
+      left    = shifts;
+      present = problem.present;
     }
+    return sets;
   }
 };
 
@@ -808,38 +817,30 @@ struct step_walk
 template <class Policy, gemm_form Form>
 TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
                                  const gemm_problem& problem,
-                                 const step_shape& phase,
+                                 int shifts,
                                  const unsigned char* row,
                                  const unsigned char* stage,
                                  int steps,
                                  step_walk& walk)
 {
-  constexpr int position_bytes = gemm_form_traits::of(Form).position_bytes();
-  constexpr uint64_t piece     = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  const int odd                = (problem.width >> 1) * position_bytes;
-  const int block_bytes        = problem.rows * problem.row_bytes();
-  uint64_t b                   = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
+  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  uint64_t b               = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
 
 #  pragma unroll 1
   for (; steps > 0; --steps)
   {
     // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-    const int first  = (walk.position & 1) * odd + (walk.position >> 1) * position_bytes;
-    const int second = ((walk.position + 1) & 1) * odd + ((walk.position + 1) >> 1) * position_bytes;
     gemm_fragment<Form> fragment;
-    fragment.load(row + (walk.block + first), row + (walk.block + second));
-    // Sets whose phase has a tap with the shift.
-    const int tap       = 2 * walk.shift + problem.first_tap;
-    const bool has_even = tap >= 0;
-    const bool has_odd  = tap + 1 < static_cast<int>(problem.axis[2].kernel);
-    walk.advance(phase, block_bytes);
+    fragment.load(row + walk.next.first, row + walk.next.second);
+    walk.advance();
+    const int sets = Policy::sets == 1 ? 1 : walk.advance_sets(problem, shifts);
     // A branch around each case as a whole: products must not straddle one.
-    if (Policy::sets == 1 || (has_even && has_odd))
+    if (Policy::sets == 1 || sets == 3)
     {
       multiply_step<Policy, Form, 3>(sums, fragment, b);
       b += Policy::sets * piece;
     }
-    else if (has_even)
+    else if (sets == 1)
     {
       multiply_step<Policy, Form, 1>(sums, fragment, b);
       b += piece;

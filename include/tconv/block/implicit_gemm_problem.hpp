@@ -7,9 +7,9 @@
 ///
 /// For every phase the outputs are a matrix product: rows are cells, columns are output channels, and the sum runs over the landing
 /// taps and the input channels. A *step* is one shift of the input along w with 16 input channels; it has one 16 x columns piece of
-/// weights per phase along w that a thread holds (a *set*), where that phase has a tap with the shift. A *stage* is a run of steps of
-/// the same taps along d and h, copied to shared memory at once. Packed order, outer to inner:
-/// [channel tile][phase][stage: chunk of input channels, tap d, tap h, run of steps].
+/// weights per phase along w that a thread holds (a *set*), where that phase has a tap with the shift. A *row* of steps holds all
+/// shifts along w for the same taps along d and h; a *stage* is a run of steps of a row, copied to shared memory at once.
+/// Packed order, outer to inner: [channel tile][phase][stage: chunk of input channels, tap d, tap h, run of steps].
 
 #include "../layout.hpp"
 #include "../taps.hpp"
@@ -48,6 +48,14 @@ struct gemm_form_traits
 /// Most steps of a stage.
 inline constexpr int gemm_most_steps = 16;
 
+/// What a step reads, relative to the staged row and the cells of a thread. The steps of a row are tabulated by the packing kernel and
+/// kept in shared memory: the main loop is short of instructions.
+struct alignas(8) gemm_step
+{
+  int first;  ///< bytes to the input of the thread's first cell
+  int second; ///< and to that of its second cell
+};
+
 /// What the main loop needs to know of a phase; of the first most_phases the
 /// launcher makes a list, of others the packing kernel. Taps along d and h (rows of steps) are
 /// numbered with h fastest; staged planes and rows of neighbouring taps are the same distance apart.
@@ -62,9 +70,8 @@ struct alignas(16) gemm_phase
   int plane_step;  ///< to that of the next tap
   int row;         ///< bytes to the staged row that the first tap along h brings to the tile's first cell
   int row_step;    ///< to that of the next tap
-  int position;    ///< staged position that the first shift along w brings to the tile's first cell
-  int position_step;
-  int unused[2];
+  int first_step;  ///< in the table of steps
+  int unused[3];
 };
 
 /// Everything the tensor-core kernels need besides pointers.
@@ -85,9 +92,10 @@ struct gemm_problem
   int channel_tiles    = 1;
   int columns          = 64; ///< output channels of a tile
   int sets             = 1;
+  static constexpr int most_shifts_of_two_sets = 32;
+  uint64_t present     = 0; ///< two sets: bit 2 j + set is set where shift number j has a tap of the set
   int box[3]           = {1, 1, 2}; ///< cells of a tile; even along w
   int most_shift[3]    = {0, 0, 0}; ///< of all taps, per axis
-  int first_tap        = 0;         ///< two sets: tap of the first shift on even outputs; may be -1
   int planes           = 1;         ///< staged extents of a tile
   int rows             = 1;
   int width            = 2;     ///< even
@@ -102,7 +110,9 @@ struct gemm_problem
   bool resident        = false; ///< the stages of all phases fit the ring: they are loaded once
   float lost           = 0.0f;  ///< split form: relative error of an operand that the error bound lets through
   int ring_at          = 0;     ///< bytes of shared memory before the ring of weights
-  int staged_at        = 0;     ///< and before the staged input
+  int staged_at        = 0;     ///< before the staged input
+  int steps_at         = 0;     ///< and before the table of steps
+  int row_steps        = 1;     ///< room of a row of steps in that table
   int pack_slices      = 1;     ///< blocks of the packing kernel per 8 columns
 
   TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const
@@ -131,19 +141,33 @@ struct gemm_problem
   TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * position_bytes(); }
   TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * rows * row_bytes(); }
 
-  /// Shifts along w that taps of phase group \p r have: one step each.
+  /// Whether a step serves both sets: phases of stride 2 share shifts where the dilation is 1. Else a step has one tap.
+  TCONV_HOST_DEVICE constexpr bool paired() const { return sets == 2 && axis[2].dilation == 1; }
+  /// Shifts along w that taps of phase group \p r have, repeated where two taps have the same and are not paired: one step each.
   TCONV_HOST_DEVICE constexpr int shifts(int64_t r) const
   {
-    return static_cast<int>(sets == 2 ? axis[2].max_shift() - axis[2].min_shift() + 1 : phase(2, r).count);
+    if (sets == 2)
+    {
+      return static_cast<int>(paired() ? axis[2].max_shift() - axis[2].min_shift() + 1 : axis[2].kernel);
+    }
+    return static_cast<int>(phase(2, r).count);
   }
   TCONV_HOST_DEVICE constexpr int64_t shift(int64_t r, int j) const
   {
+    if (sets == 2)
+    {
+      return paired() ? axis[2].min_shift() + j : axis[2].tap_shift(j);
+    }
     const axis_phase taps = phase(2, r);
-    return sets == 2 ? axis[2].min_shift() + j : taps.first_shift + j * taps.shift_step;
+    return taps.first_shift + j * taps.shift_step;
   }
-  /// The tap along w of shift number \p j and \p set, or -1. (Both sets: tap t has phase (t - padding) mod 2, stride 2.)
+  /// The tap along w of shift number \p j and \p set, or -1. (Paired: tap t has phase (t - padding) mod 2.)
   TCONV_HOST_DEVICE constexpr int64_t tap(int64_t r, int j, int set) const
   {
+    if (sets == 2 && !paired())
+    {
+      return axis[2].tap_phase(j) == set ? j : -1;
+    }
     if (sets == 2)
     {
       const int64_t t = 2 * (axis[2].min_shift() + j) + axis[2].padding + set;
@@ -155,7 +179,7 @@ struct gemm_problem
   /// Pieces of weights of the first \p j shifts.
   TCONV_HOST_DEVICE constexpr int pieces_before(int j) const
   {
-    if (sets == 2)
+    if (paired())
     {
       const int64_t t = 2 * (axis[2].min_shift() + j) + axis[2].padding;
       return static_cast<int>(t < 0 ? 0 : (t > axis[2].kernel ? axis[2].kernel : t));
@@ -171,6 +195,29 @@ struct gemm_problem
   TCONV_HOST_DEVICE constexpr int row_stages(int count, int channels) const
   {
     return (channels * count + steps_per_stage - 1) / steps_per_stage;
+  }
+
+  /// Bytes from the thread's first cell to staged position \p position: even positions come first, then the odd ones.
+  TCONV_HOST_DEVICE constexpr int staged_position(int position) const
+  {
+    return (position & 1) * (width >> 1) * position_bytes() + (position >> 1) * position_bytes();
+  }
+  /// Entries of the table of steps. Every row has room for one more than there are, which may be read ahead.
+  TCONV_HOST_DEVICE constexpr int table_steps() const { return phases[2] * row_steps; }
+  /// Entry number \p index of the table of steps. A row holds shifts along w, then blocks of input channels.
+  TCONV_HOST_DEVICE constexpr gemm_step step(int index) const
+  {
+    const int64_t r = static_cast<int64_t>(index / row_steps) * sets;
+    const int count = shifts(r);
+    index %= row_steps;
+    if (index >= chunk_blocks * count)
+    {
+      return {0, 0};
+    }
+    const int j        = index % count;
+    const int block    = index / count * rows * row_bytes();
+    const int position = left - static_cast<int>(shift(r, j));
+    return {block + staged_position(position), block + staged_position(position + 1)};
   }
 };
 
@@ -190,8 +237,7 @@ TCONV_HOST_DEVICE constexpr gemm_phase make_gemm_phase(const gemm_problem& probl
   result.plane_step    = -static_cast<int>(d.shift_step);
   result.row           = static_cast<int>(problem.most_shift[1] - h.first_shift) * problem.row_bytes();
   result.row_step      = -static_cast<int>(h.shift_step) * problem.row_bytes();
-  result.position      = problem.left - static_cast<int>(result.shifts > 0 ? problem.shift(result.along[2], 0) : 0);
-  result.position_step = problem.sets == 2 ? -1 : -static_cast<int>(problem.phase(2, result.along[2]).shift_step);
+  result.first_step    = w * problem.row_steps;
   if (d.count > 0 && h.count > 0 && result.shifts > 0)
   {
     result.taps[0]     = static_cast<int>(d.count);

@@ -49,10 +49,17 @@ auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
   }
 }
 
-/// Bytes before the ring of weights, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
+/// Bytes before the table of steps, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
 constexpr int64_t gemm_control_room(gemm_form form, int planes)
 {
   return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 3 * 8 * 16 : 0);
+}
+
+/// Bytes before the ring of weights: the table of steps comes last. A multiple of 128.
+constexpr int64_t gemm_ring_start(const gemm_problem& problem)
+{
+  const int64_t table = int64_t{problem.phases[2]} * problem.row_steps * static_cast<int64_t>(sizeof(gemm_step));
+  return gemm_control_room(problem.form, problem.ring_planes) + ceil_div(table, 128) * 128;
 }
 
 /// Most pieces of weights that \p steps neighbouring steps of a row of \p count shifts can have.
@@ -69,9 +76,10 @@ inline int most_pieces(const gemm_problem& problem, int steps, int count)
 /// Steps per stage and room of a stage for the chunk of \p problem.
 inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
 {
-  const int count = static_cast<int>(most_shifts);
-  const int all   = problem.chunk_blocks * count;
-  int steps       = 1;
+  const int count   = static_cast<int>(most_shifts);
+  const int all     = problem.chunk_blocks * count;
+  problem.row_steps = all + 1;
+  int steps         = 1;
   while (steps < std::min(all, gemm_most_steps)
          && most_pieces(problem, steps + 1, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
   {
@@ -89,8 +97,7 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
   const int64_t total = tuning::implicit_gemm_shared_bytes;
   const int blocks    = problem.blocks();
   const auto stages   = [&] {
-    return (total - gemm_control_room(problem.form, problem.ring_planes)
-            - int64_t{problem.ring_planes} * problem.plane_bytes())
+    return (total - gemm_ring_start(problem) - int64_t{problem.ring_planes} * problem.plane_bytes())
          / problem.stage_bytes;
   };
   // The widest row alone must be addressable.
@@ -192,9 +199,16 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       problem.table[a][r] = problem.axis[a].phase(r);
     }
   }
-  problem.sets          = shape.stride[2] == 2 && shape.dilation[2] == 1 ? 2 : 1;
+  problem.sets          = shape.stride[2] == 2 ? 2 : 1;
+  if (problem.sets == 2 && problem.shifts(0) > gemm_problem::most_shifts_of_two_sets)
+  {
+    problem.sets = 1;
+  }
+  for (int bit = 0; problem.sets == 2 && bit < 2 * problem.shifts(0); ++bit)
+  {
+    problem.present |= uint64_t{problem.tap(0, bit / 2, bit % 2) >= 0 ? 1U : 0U} << bit;
+  }
   problem.phases[2]     = (problem.phases[2] + problem.sets - 1) / problem.sets;
-  problem.first_tap     = static_cast<int>(2 * problem.axis[2].min_shift() + problem.axis[2].padding);
   problem.columns       = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
   problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
   plan.whole_rows       = problem.channel_tiles == 1;
@@ -302,7 +316,8 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   problem.pack_slices       = static_cast<int>(std::clamp<int64_t>(
     2048 / groups, 1, std::max<int64_t>(int64_t{problem.total_phases()} * problem.phase_stages, 1)));
   plan.pack_blocks          = static_cast<int>(groups) * problem.pack_slices;
-  problem.ring_at           = static_cast<int>(gemm_control_room(form, problem.ring_planes));
+  problem.steps_at          = static_cast<int>(gemm_control_room(form, problem.ring_planes));
+  problem.ring_at           = static_cast<int>(gemm_ring_start(problem));
   problem.staged_at         = problem.ring_at + problem.stages * problem.stage_bytes;
   plan.shared_bytes         = problem.staged_at + problem.ring_planes * problem.plane_bytes();
   plan.supported            = groups < 1 << 20 && plan.packed_bytes <= tuning::implicit_gemm_most_packed_bytes;

@@ -227,8 +227,7 @@ TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase
     phase.plane_step    = block::uniform(phase.plane_step);
     phase.row           = block::uniform(phase.row);
     phase.row_step      = block::uniform(phase.row_step);
-    phase.position      = block::uniform(phase.position);
-    phase.position_step = block::uniform(phase.position_step);
+    phase.first_step = block::uniform(phase.first_step);
   }
   return phase;
 }
@@ -649,7 +648,6 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       const auto offset = static_cast<unsigned>(phase.row + cells.cell[1] * problem.row_bytes()
                                                 + cells.cell[2] / 2 * problem.position_bytes()
                                                 + lane % 4 * gemm_form_traits::of(Form).lane_bytes);
-      const block::step_shape shape{phase.shifts, phase.position, phase.position_step};
 #  pragma unroll 1
       for (int d = 0; d < phase.taps[0]; ++d)
       {
@@ -659,7 +657,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
 #  pragma unroll 1
         for (int h = 0; h < phase.taps[1]; ++h)
         {
-          block::step_walk walk{0, shape.position, 0};
+          block::step_walk walk(problem, phase);
 #  pragma unroll 1
           for (int step = 0; step < steps; step += problem.steps_per_stage)
           {
@@ -669,7 +667,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
             block::multiply_stage<Policy, Form>(
               sums,
               problem,
-              shape,
+              phase.shifts,
               row,
               block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
               rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
@@ -811,6 +809,7 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
                                                                     const In* w,
                                                                     const unsigned char* packed,
                                                                     const gemm_phase* phases,
+                                                                    const gemm_step* steps,
                                                                     const float* inverse_scales,
                                                                     const unsigned* lost_weights,
                                                                     int lost_count,
@@ -862,6 +861,10 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
   {
     block::wgmma::take_registers<Policy::consumer_registers>();
     runtime::grid_dependency_wait();
+    for (int i = static_cast<int>(threadIdx.x); i < problem.table_steps(); i += Policy::consumers * 128)
+    {
+      block::step_table(problem)[i] = steps[i];
+    }
     if constexpr (Form == gemm_form::split)
     {
       for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)

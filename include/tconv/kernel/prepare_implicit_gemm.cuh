@@ -3,7 +3,7 @@
 
 /// \file
 /// Prepares the Hopper tensor-core engine: packs weights [in_channels, out_channels, taps...] into stages, and writes the
-/// list of phases that the main loop follows.
+/// list of phases and the table of steps that the main loop follows.
 
 #include "../block/implicit_gemm.cuh"
 #include "../detail/launch.cuh"
@@ -67,6 +67,7 @@ __global__ __launch_bounds__(Threads) void prepare_implicit_gemm(const __grid_co
                                                                  const In* w,
                                                                  unsigned char* packed,
                                                                  gemm_phase* phases,
+                                                                 gemm_step* steps,
                                                                  float* inverse_scales,
                                                                  unsigned* lost)
 {
@@ -138,6 +139,11 @@ __global__ __launch_bounds__(Threads) void prepare_implicit_gemm(const __grid_co
        p += static_cast<int>(gridDim.x) * Threads)
   {
     phases[p] = make_gemm_phase(problem, p);
+  }
+  for (int i = static_cast<int>(blockIdx.x * Threads + threadIdx.x); i < problem.table_steps();
+       i += static_cast<int>(gridDim.x) * Threads)
+  {
+    steps[i] = problem.step(i);
   }
 
   const int kernel_h = static_cast<int>(problem.axis[1].kernel);
