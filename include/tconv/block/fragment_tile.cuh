@@ -14,14 +14,14 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace block
 {
 
-/// Which outputs of a thread exist: output p stands at position first + p * step of its channel.
+/// Which outputs of a thread exist, and where: set s of cell r stands at position first + r * cell_step + s of its channel.
 struct fragment_run
 {
   int64_t first;
-  int step;
-  int count; ///< 0 where the thread has none
+  int64_t cell_step;
+  int count[2]; ///< sets of each cell that exist; 0 where there are none
 
-  TCONV_DEVICE int64_t position(int p) const { return p < count ? first + p * step : -1; }
+  TCONV_DEVICE bool empty() const { return count[0] + count[1] == 0; }
 };
 
 /// Sets x Columns / 2 accumulators of one thread, as the chain sees them (tile concept of chain.hpp). Output p is set p % Sets of
@@ -41,7 +41,10 @@ struct fragment_tile
   TCONV_DEVICE static constexpr int positions() { return 2 * Sets; }
   TCONV_DEVICE static constexpr int place(int c, int cell) { return c / 2 * 4 + c % 2 + 2 * cell; }
   TCONV_DEVICE float& operator()(int c, int p) { return sums[p % Sets][place(c, p / Sets)]; }
-  TCONV_DEVICE int64_t position(int p) const { return run.position(p); }
+  TCONV_DEVICE int64_t position(int p) const
+  {
+    return p % Sets < run.count[p / Sets] ? run.first + p / Sets * run.cell_step + p % Sets : -1;
+  }
   TCONV_DEVICE int channel(int c) const { return first_channel + c / 2 * 8 + c % 2; }
   TCONV_DEVICE bool valid(int c) const { return Whole || channel(c) < channels_total; }
   /// Padding channels read the operands of the last real one.
@@ -74,11 +77,7 @@ struct fragment_tile
 template <int Count, class T, class Values>
 TCONV_DEVICE void store_run(T* target, Values values)
 {
-  if constexpr (Count == 4)
-  {
-    store_streaming<4>(target, values);
-  }
-  else if constexpr (Count == 2 && sizeof(T) == 4)
+  if constexpr (Count == 2 && sizeof(T) == 4)
   {
     __stcs(reinterpret_cast<float2*>(target), make_float2(values(0), values(1)));
   }
@@ -88,64 +87,69 @@ TCONV_DEVICE void store_run(T* target, Values values)
   }
   else
   {
-    static_assert(Count == 1, "tconv: runs have 1, 2 or 4 outputs");
+    static_assert(Count == 1, "tconv: runs have 1 or 2 outputs");
     *target = from_float<T>(values(0));
   }
 }
 
 /// Stores the valid outputs of \p tile below \p channels. \p base: position 0 of channel 0 of the sample.
 /// \p vector: whole runs (channels first) may be stored at once. Called by each thread for itself.
-template <class Tile, class T>
-TCONV_DEVICE void store_fragment(Tile& tile, T* base, const tensor_strides& strides, int channels, bool vector)
+template <int Columns, int Sets, bool Whole, class T>
+TCONV_DEVICE void store_fragment(
+  fragment_tile<Columns, Sets, Whole>& tile, T* base, const tensor_strides& strides, int channels, bool vector)
 {
-  constexpr int held = Tile::positions();
-  if (tile.run.count == 0)
+  using tile_type = fragment_tile<Columns, Sets, Whole>;
+  const int rest  = channels - tile.first_channel; // channels from the thread's first on
+  TCONV_PRAGMA_UNROLL
+  for (int cell = 0; cell < 2; ++cell)
   {
-    return;
-  }
-  const bool whole = vector && tile.run.count == held && tile.run.step == 1;
-  const int rest   = channels - tile.first_channel; // channels from the thread's first on
-  T* target        = base + tile.run.first * strides.position + tile.first_channel * strides.channel;
-  // A pointer that walks, opaque: else every channel's address is formed anew, or kept through the main loop.
-  int64_t step = strides.channel;
-  asm volatile("" : "+l"(step), "+l"(target));
-  const auto walk = [&](auto store, bool all) {
-    T* at = target;
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < Tile::channels(); ++c)
-    {
-      if (all || c / 2 * 8 + c % 2 < rest)
+    const int count = tile.run.count[cell];
+    T* target       = base + (tile.run.first + cell * tile.run.cell_step) * strides.position
+              + tile.first_channel * strides.channel;
+    // A pointer that walks, opaque: else every channel's address is formed anew, or kept through the main loop.
+    int64_t step = strides.channel;
+    asm volatile("" : "+l"(step), "+l"(target));
+    const auto walk = [&](auto store, bool all) {
+      T* at = target;
+      TCONV_PRAGMA_UNROLL
+      for (int c = 0; c < tile_type::channels(); ++c)
       {
-        store(at, c);
+        if (all || c / 2 * 8 + c % 2 < rest)
+        {
+          store(at, c);
+        }
+        at += c % 2 == 0 ? step : 7 * step;
+        asm volatile("" : "+l"(at));
       }
-      at += c % 2 == 0 ? step : 7 * step;
-      asm volatile("" : "+l"(at));
-    }
-  };
-  if (whole)
-  {
-    const auto store = [&](T* at, int c) { store_run<held>(at, [&](int p) { return tile(c, p); }); };
-    if (rest >= Tile::channels() * 4 - 6)
+    };
+    if (vector && count == Sets)
     {
-      walk(store, true);
-    }
-    else
-    {
-      walk(store, false);
-    }
-    return;
-  }
-  const auto store = [&](T* at, int c) {
-    TCONV_PRAGMA_UNROLL
-    for (int p = 0; p < held; ++p)
-    {
-      if (p < tile.run.count)
+      const auto store = [&](T* at, int c) { store_run<Sets>(at, [&](int s) { return tile(c, cell * Sets + s); }); };
+      if (rest >= tile_type::channels() * 4 - 6)
       {
-        at[p * tile.run.step * strides.position] = from_float<T>(tile(c, p));
+        walk(store, true);
+      }
+      else
+      {
+        walk(store, false);
       }
     }
-  };
-  walk(store, false);
+    else if (count > 0)
+    {
+      walk(
+        [&](T* at, int c) {
+          TCONV_PRAGMA_UNROLL
+          for (int s = 0; s < Sets; ++s)
+          {
+            if (s < count)
+            {
+              at[s * strides.position] = from_float<T>(tile(c, cell * Sets + s));
+            }
+          }
+        },
+        false);
+    }
+  }
 }
 
 } // namespace block

@@ -5,13 +5,10 @@
 /// The main loop of the Hopper tensor-core engine: matrix products whose left operand is gathered from a staged input tile.
 ///
 /// A block is persistent. One warp streams packed weights through a ring of stages, three warps stage the input of the next tile,
-/// and consumer warpgroups multiply: the left operand comes from registers (any input layout, any shift, no transpose), the
-/// weights from shared memory. The sum over input channels and taps may run in any order, so a lane takes four neighbouring channels
-/// and the packed weights follow.
+/// and consumer warpgroups multiply, both operands in shared memory. The sum over input channels and taps may run in any order.
 ///
-/// Staged input: [plane of a ring][block of 16 channels][row][even positions, then odd ones][4 lanes][lane_bytes]. Neighbouring
-/// rows of a fragment are then neighbours in memory whatever the shift: two cells that follow each other along w belong to the two
-/// rows of a thread.
+/// Staged input: [plane of a ring][block of 16 channels][slab][row][position][16 bytes], see gemm_form_traits. A run of 8 neighbouring
+/// cells along w is a core matrix of the left operand, whatever the shift: a tap moves the address of the operand, nothing else.
 
 #include "../thread/element.cuh"
 #include "../tuning/implicit_gemm.hpp"
@@ -60,7 +57,6 @@ struct gemm_control
   uint64_t used[2];                                 ///< nobody reads the segment any more
   gemm_segment segment[2];
   int one_by_one; ///< a weight does not fit the split form: no tile does
-  int pair[128];  ///< cells of each pair of rows, see gemm_cells
   float plane_peak[most_planes * warps];
   int lost_count[most_planes][warps];
   alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
@@ -98,6 +94,13 @@ TCONV_DEVICE int opaque(int v)
 }
 
 #if TCONV_DETAIL_HAS_WGMMA
+
+/// Makes what this thread has written to shared memory visible to matrix instructions and bulk copies that other threads start behind a
+/// barrier.
+TCONV_DEVICE void publish()
+{
+  cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
+}
 
 /// Waits for phase \p parity of a barrier. Called by any thread.
 TCONV_DEVICE void wait_barrier(uint64_t* barrier, unsigned parity)
@@ -250,8 +253,7 @@ TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists
 template <gemm_form Form, int Warps, class In>
 struct plane_stager
 {
-  static constexpr int lane_bytes     = gemm_form_traits::of(Form).lane_bytes;
-  static constexpr int position_bytes = 4 * lane_bytes;
+  static constexpr int slabs = gemm_form_traits::of(Form).slabs;
 
   /// What one thread loads at once: words[c] holds 4 neighbouring elements of channel c.
   struct item
@@ -295,20 +297,25 @@ struct plane_stager
     return {above - block * problem.rows, (number >> 2) - above * columns, block, number & 3};
   }
 
-  /// Bytes from a plane to where the first position of an item is staged; the others follow as unit() says.
+  /// Bytes from a plane to position 0 of an item in slab \p slab of its block; the others follow.
+  TCONV_DEVICE int place(const location& at, int slab) const
+  {
+    return (at.block * slabs + slab) * problem.slab_bytes()
+         + (at.row * problem.width + 4 * at.column) * gemm_position_bytes;
+  }
+  /// Where the 4 channels of an item are staged, in the first of their slabs.
   TCONV_DEVICE int target_of(const location& at) const
   {
-    return (at.block * problem.rows + at.row) * problem.row_bytes() + 2 * at.column * position_bytes
-         + at.quarter * lane_bytes;
+    return Form == gemm_form::tf32 ? place(at, at.quarter) : place(at, at.quarter >> 1) + (at.quarter & 1) * 8;
   }
-  /// Bytes from the first position of an item to position \p p.
-  TCONV_DEVICE int unit(int p) const
+  /// Where the 4 channels of an item wait until they are converted, a position's room for each channel. Two items share the slabs
+  /// of the split form: one waits in the first slab, the other in the second.
+  TCONV_DEVICE int waiting_place(const location& at) const
   {
-    return (p & 1) * (problem.width >> 1) * position_bytes + (p >> 1) * position_bytes;
+    return Form == gemm_form::split ? place(at, (at.quarter >> 1) + 2 * (at.quarter & 1)) : target_of(at);
   }
 
-  /// Starts to copy item \p number, 4 neighbours at once, to where it will be staged: channel c to the place of position c. This
-  /// thread alone reads it there, and replaces it.
+  /// Starts to copy item \p number, 4 neighbours at once, to its waiting place.
   TCONV_DEVICE void copy(int number, unsigned char* plane) const
   {
     const auto in_h         = static_cast<int>(problem.axis[1].in);
@@ -322,25 +329,25 @@ struct plane_stager
     // Offsets within a sample fit 32 bits.
     unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column)
                     + static_cast<unsigned>(channel) * channel_step;
-    unsigned char* to = plane + target_of(at);
+    unsigned char* to = plane + waiting_place(at);
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
       const bool exists = inside && channel + c < static_cast<int>(problem.in_channels);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(c), exists ? sample + source : x, exists);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + c * gemm_position_bytes, exists ? sample + source : x, exists);
       source += channel_step;
     }
   }
   /// Takes an item that has been copied.
   TCONV_DEVICE void take(item& of, int number, const unsigned char* plane) const
   {
-    const unsigned char* from = plane + target_of(locate(number));
+    const unsigned char* from = plane + waiting_place(locate(number));
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
       if constexpr (sizeof(In) == 4)
       {
-        const uint4 v  = *reinterpret_cast<const uint4*>(from + unit(c));
+        const uint4 v  = *reinterpret_cast<const uint4*>(from + c * gemm_position_bytes);
         of.words[c][0] = v.x;
         of.words[c][1] = v.y;
         of.words[c][2] = v.z;
@@ -348,7 +355,7 @@ struct plane_stager
       }
       else
       {
-        const uint2 v  = *reinterpret_cast<const uint2*>(from + unit(c));
+        const uint2 v  = *reinterpret_cast<const uint2*>(from + c * gemm_position_bytes);
         of.words[c][0] = v.x;
         of.words[c][1] = v.y;
       }
@@ -410,22 +417,27 @@ struct plane_stager
     TCONV_PRAGMA_UNROLL
     for (int p = 0; p < 4; ++p)
     {
-      unsigned char* to = at + unit(p);
+      unsigned char* to = at + p * gemm_position_bytes;
       if constexpr (Form == gemm_form::split)
       {
         const float t[4] = {
           of.value(0, p) * scale, of.value(1, p) * scale, of.value(2, p) * scale, of.value(3, p) * scale};
         unsigned hi[2];
         unsigned lo[2];
+        unsigned reduced[2];
         TCONV_PRAGMA_UNROLL
         for (int i = 0; i < 2; ++i)
         {
           const __half2 high = __floats2half2_rn(t[2 * i], t[2 * i + 1]);
+          const __half2 low  = __hmul2(high, __float2half2_rn(power_of_two(-low_exponent)));
           const float2 back  = __half22float2(high);
           hi[i]              = *reinterpret_cast<const unsigned*>(&high);
           lo[i]              = pack_pair<__half>(t[2 * i] - back.x, t[2 * i + 1] - back.y);
+          reduced[i]         = *reinterpret_cast<const unsigned*>(&low);
         }
-        *reinterpret_cast<uint4*>(to) = make_uint4(hi[0], hi[1], lo[0], lo[1]);
+        *reinterpret_cast<uint2*>(to)                              = make_uint2(hi[0], hi[1]);
+        *reinterpret_cast<uint2*>(to + 2 * problem.slab_bytes()) = make_uint2(lo[0], lo[1]);
+        *reinterpret_cast<uint2*>(to + 4 * problem.slab_bytes()) = make_uint2(reduced[0], reduced[1]);
       }
       else if constexpr (Form == gemm_form::tf32)
       {
@@ -520,12 +532,12 @@ struct plane_stager
           {
             lost[place] = {at.row, position, channel, v};
           }
-          const int slot      = (position & 1) * (problem.width >> 1) + (position >> 1);
-          auto* halves        = reinterpret_cast<unsigned short*>(plane
-                                                           + (at.block * problem.rows + at.row) * problem.row_bytes()
-                                                           + slot * position_bytes + at.quarter * lane_bytes);
-          halves[i & 3]       = 0;
-          halves[4 + (i & 3)] = 0;
+          auto* halves = reinterpret_cast<unsigned short*>(plane + target_of(at) + (i >> 2) * gemm_position_bytes);
+          TCONV_PRAGMA_UNROLL
+          for (int slab = 0; slab < slabs; slab += 2)
+          {
+            halves[slab * problem.slab_bytes() / 2 + (i & 3)] = 0;
+          }
         }
         lost_count += __popc(whose);
       }
@@ -563,6 +575,7 @@ struct plane_stager
       {
         take(now, number, plane);
       }
+      __syncwarp(); // two lanes share the places that are written from here on
       if constexpr (Form == gemm_form::split)
       {
         suspicious |= inspect(now, threshold, peak) ? turn : 0;
@@ -613,125 +626,39 @@ struct plane_stager
 
 // --------------------------------------------------------------------------------------------------------------- consumers
 
-/// The cells of a thread: two neighbours along w, in the rows lane / 4 and lane / 4 + 8 of its warp's fragments. Kept as one
-/// number: registers are for accumulators, and what spills to local memory comes back from L2.
-struct gemm_cells
+/// The first cell of a warpgroup, relative to the tile. Uniform.
+struct gemm_origin
 {
-  int cell[3]; ///< first cell, relative to the tile
-  bool active; ///< false for threads without cells; they repeat cell 0
+  int cell[3];
 
-  TCONV_DEVICE static int pack(const gemm_problem& problem, int pair)
+  TCONV_DEVICE gemm_origin(const gemm_problem& problem, int group)
   {
-    const int wide    = problem.box[2] / 2;
-    const bool active = pair < wide * problem.box[1] * problem.box[0];
-    pair              = active ? pair : 0;
-    const int j       = pair % wide;
-    pair /= wide;
-    return (active ? 1 : 0) << 30 | pair / problem.box[1] << 20 | pair % problem.box[1] << 10 | 2 * j;
+    const int wide = problem.groups[2];
+    const int high = problem.groups[1];
+    const int row  = group / wide;
+    cell[2]        = (group - row * wide) * (problem.down ? gemm_run : gemm_group_run);
+    cell[0]        = row / high;
+    cell[1]        = (row - cell[0] * high) * (problem.down ? gemm_run : 1);
   }
-  TCONV_DEVICE explicit gemm_cells(int packed)
-      : cell{packed >> 20 & 1023, packed >> 10 & 1023, packed & 1023}
-      , active(packed >> 30 != 0)
-  {}
 };
 
-/// The calling thread's number, asked for anew: cheaper than what is derived from it and then spilled.
-TCONV_DEVICE int own_thread()
+/// The two cells of a thread, rows lane / 4 and lane / 4 + 8 of its warp's 16, relative to the tile: the same place in two runs.
+struct gemm_cells
 {
-  return opaque(static_cast<int>(threadIdx.x));
-}
+  int first[3];
+  int step[3]; ///< from the first to the second
 
-/// The number of the calling thread's pair of cells.
-TCONV_DEVICE int own_pair()
-{
-  const int thread = own_thread();
-  return thread / 32 * 8 + thread % 32 / 4;
-}
-
-/// The left operand of one step in registers: two instructions' worth for tf32, the parts for split.
-template <gemm_form Form>
-struct gemm_fragment
-{
-  static constexpr int count = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
-  unsigned a[count][4];
-
-  /// \p first, \p second: staged input of the thread's cells at the step's shift.
-  TCONV_DEVICE void load(const unsigned char* first, const unsigned char* second)
+  TCONV_DEVICE gemm_cells(const gemm_problem& problem, const gemm_origin& origin)
   {
-    if constexpr (gemm_form_traits::of(Form).lane_bytes == 8)
-    {
-      const uint2 u = *reinterpret_cast<const uint2*>(first);
-      const uint2 v = *reinterpret_cast<const uint2*>(second);
-      set(0, u.x, v.x, u.y, v.y);
-    }
-    else
-    {
-      const uint4 u = *reinterpret_cast<const uint4*>(first);
-      const uint4 v = *reinterpret_cast<const uint4*>(second);
-      set(0, u.x, v.x, u.y, v.y);
-      set(1, u.z, v.z, u.w, v.w);
-    }
-  }
-
-  /// Completes a loaded operand.
-  TCONV_DEVICE void complete()
-  {
-    if constexpr (Form == gemm_form::split)
-    {
-      set(2, reduced(a[0][0]), reduced(a[0][1]), reduced(a[0][2]), reduced(a[0][3]));
-    }
-  }
-
-  /// Everything is in registers from here on.
-  TCONV_DEVICE void pin()
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < count; ++i)
-    {
-      asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
-    }
-  }
-
-  /// sums += this * piece, with the packed weights at \p b.
-  template <int Columns>
-  TCONV_DEVICE void multiply(float (&sums)[Columns / 2], uint64_t b) const
-  {
-    constexpr uint64_t term = Columns * 32 / 16;
-    if constexpr (Form == gemm_form::split)
-    {
-      wgmma::multiply_fp16<Columns>(sums, a[1], b);
-      wgmma::multiply_fp16<Columns>(sums, a[2], b + term);
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
-    }
-    else if constexpr (Form == gemm_form::tf32)
-    {
-      wgmma::multiply_tf32<Columns>(sums, a[0], b);
-      wgmma::multiply_tf32<Columns>(sums, a[1], b + term);
-    }
-    else if constexpr (Form == gemm_form::bf16)
-    {
-      wgmma::multiply_bf16<Columns>(sums, a[0], b);
-    }
-    else
-    {
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
-    }
-  }
-
-private:
-  TCONV_DEVICE void set(int i, unsigned a0, unsigned a1, unsigned a2, unsigned a3)
-  {
-    a[i][0] = a0;
-    a[i][1] = a1;
-    a[i][2] = a2;
-    a[i][3] = a3;
-  }
-  /// Two fp16 numbers times 2^-low_exponent.
-  TCONV_DEVICE static unsigned reduced(unsigned pair)
-  {
-    const __half2 product = __hmul2(
-      *reinterpret_cast<const __half2*>(&pair), __float2half2_rn(power_of_two(-low_exponent)));
-    return *reinterpret_cast<const unsigned*>(&product);
+    const auto thread = opaque(static_cast<int>(threadIdx.x)); // cheaper than what is derived from it and then spilled
+    const int run     = thread / 32 % 4 * 2;
+    const int place   = thread % 32 / 4;
+    first[0]          = origin.cell[0];
+    first[1]          = origin.cell[1] + (problem.down ? run : 0);
+    first[2]          = origin.cell[2] + (problem.down ? place : run * gemm_run + place);
+    step[0]           = 0;
+    step[1]           = problem.down ? 1 : 0;
+    step[2]           = problem.down ? 0 : gemm_run;
   }
 };
 
@@ -755,102 +682,101 @@ struct ring_place
   }
 };
 
-/// Multiplies one step for the sets in Mask, whose weights begin at \p b. On return the products are complete.
-template <class Policy, gemm_form Form, int Mask>
-TCONV_DEVICE void multiply_step(gemm_accumulators<Policy>& sums, gemm_fragment<Form>& fragment, uint64_t b)
-{
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  fragment.complete();
-  fragment.pin();
-  wgmma::fence();
-  TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
-  {
-    if ((Mask >> set & 1) != 0)
-    {
-      fragment.template multiply<Policy::columns>(sums[set], b);
-      b += piece;
-    }
-  }
-  wgmma::commit();
-  wgmma::wait<0>();
-}
-
-/// The table of steps; those of phase group g begin at g * row_steps.
-TCONV_DEVICE gemm_step* step_table(const gemm_problem& problem)
-{
-  return reinterpret_cast<gemm_step*>(gemm_memory() + problem.steps_at);
-}
-
-/// Where the steps of a row stand. All but next is uniform, and provably so: products must not stand behind a branch that the
-/// compiler thinks lanes may take differently.
+/// Where the steps of a row stand: shifts along w, then blocks of input channels. Uniform, and provably so: products must not stand
+/// behind a branch that the compiler thinks lanes may take differently.
 struct step_walk
 {
-  const gemm_step* entry; ///< of the next step
-  gemm_step next;         ///< read ahead
-  uint64_t present;       ///< two sets: of the next step in the lowest bits
-  int left;               ///< shifts until the next block of channels begins
+  int number;       ///< of the shift
+  int scaled_shift; ///< see gemm_problem::shift_bits()
+  int block;        ///< to the block of channels, in units of 16 bytes
+  uint64_t present; ///< two sets: those that the step has weights for in the lowest bits
 
   TCONV_DEVICE step_walk(const gemm_problem& problem, const gemm_phase& phase)
-      : entry(step_table(problem) + phase.first_step)
-      , next(*entry)
+      : number(0)
+      , scaled_shift(phase.first_shift)
+      , block(0)
       , present(problem.present)
-      , left(phase.shifts)
   {}
-  TCONV_DEVICE void advance() { next = *++entry; }
-  /// Two sets: which of them the next step has weights for.
-  TCONV_DEVICE int advance_sets(const gemm_problem& problem, int shifts)
+  TCONV_DEVICE void advance(const gemm_problem& problem, const gemm_phase& phase)
   {
-    const int sets = static_cast<int>(present) & 3;
+    scaled_shift += phase.shift_step;
     present >>= 2;
-    if (--left == 0)
+    if (++number == phase.shifts)
     {
-      left    = shifts;
-      present = problem.present;
+      number       = 0;
+      scaled_shift = phase.first_shift;
+      present      = problem.present;
+      block += problem.block_bytes() / 16;
     }
-    return sets;
   }
 };
 
-/// Multiplies \p steps steps of a stage, whose weights begin at \p stage, from where \p walk stands. \p row: the thread's staged
-/// input for the taps of the stage. Called by a warpgroup; on return the products are complete.
+/// sums += staged input * piece, with the input's first slab at \p a and the packed weights at \p b. \p slab: from slab to slab, in
+/// units of 16 bytes.
+template <int Columns, gemm_form Form>
+TCONV_DEVICE void multiply_piece(float (&sums)[Columns / 2], uint64_t a, int slab, uint64_t b)
+{
+  constexpr uint64_t term = Columns * 32 / 16;
+  if constexpr (Form == gemm_form::split)
+  {
+    wgmma::multiply_fp16<Columns>(sums, a + 2 * slab, b);
+    wgmma::multiply_fp16<Columns>(sums, a + 4 * slab, b + term);
+    wgmma::multiply_fp16<Columns>(sums, a, b);
+  }
+  else if constexpr (Form == gemm_form::tf32)
+  {
+    wgmma::multiply_tf32<Columns>(sums, a, b);
+    wgmma::multiply_tf32<Columns>(sums, a + 2 * slab, b + term);
+  }
+  else if constexpr (Form == gemm_form::bf16)
+  {
+    wgmma::multiply_bf16<Columns>(sums, a, b);
+  }
+  else
+  {
+    wgmma::multiply_fp16<Columns>(sums, a, b);
+  }
+}
+
+/// Starts to multiply \p steps steps of a stage from where \p walk stands. \p a: the warpgroup's staged input for the taps of the
+/// stage, at position 0; \p b: the weights. Called by a warpgroup; the products are a group that has been committed.
 template <class Policy, gemm_form Form>
 TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
                                  const gemm_problem& problem,
-                                 int shifts,
-                                 const unsigned char* row,
-                                 const unsigned char* stage,
+                                 const gemm_phase& phase,
+                                 uint64_t a,
+                                 uint64_t b,
                                  int steps,
                                  step_walk& walk)
 {
   constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  uint64_t b               = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
-
+  const int slab           = problem.slab_bytes() / 16;
+  wgmma::fence();
 #  pragma unroll 1
   for (; steps > 0; --steps)
   {
-    // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-    gemm_fragment<Form> fragment;
-    fragment.load(row + walk.next.first, row + walk.next.second);
-    walk.advance();
-    const int sets = Policy::sets == 1 ? 1 : walk.advance_sets(problem, shifts);
-    // A branch around each case as a whole: products must not straddle one.
-    if (Policy::sets == 1 || sets == 3)
+    const uint64_t at = a + (walk.block + problem.left - (walk.scaled_shift >> problem.shift_bits()));
+    const int sets    = Policy::sets == 1 ? 1 : static_cast<int>(walk.present) & 3;
+    walk.advance(problem, phase);
+    if constexpr (Policy::sets == 1)
     {
-      multiply_step<Policy, Form, 3>(sums, fragment, b);
-      b += Policy::sets * piece;
-    }
-    else if (sets == 1)
-    {
-      multiply_step<Policy, Form, 1>(sums, fragment, b);
+      multiply_piece<Policy::columns, Form>(sums[0], at, slab, b);
       b += piece;
     }
     else
     {
-      multiply_step<Policy, Form, 2>(sums, fragment, b);
-      b += piece;
+      TCONV_PRAGMA_UNROLL
+      for (int set = 0; set < Policy::sets; ++set)
+      {
+        if ((sets >> set & 1) != 0)
+        {
+          multiply_piece<Policy::columns, Form>(sums[set], at, slab, b);
+          b += piece;
+        }
+      }
     }
   }
+  wgmma::commit();
 }
 
 #endif

@@ -31,30 +31,32 @@ enum class gemm_form : int
   split = 3  ///< fp32 tensors as sums of two fp16 numbers: three products
 };
 
-/// What a form means for planning and packing.
+/// What a form means for planning, staging and packing.
+///
+/// Staged input of 16 channels is a few *slabs*: 16 bytes of every staged position, one behind the other, as the matrix instructions want
+/// it. 16-bit tensors: 8 channels a slab. tf32: 4 channels. split: 8 channels, of the high parts, the low parts, and the high parts
+/// times 2^-8, which meet the low parts of the weights.
 struct gemm_form_traits
 {
-  int lane_bytes; ///< of one position and 4 input channels in shared memory
-  int terms;      ///< 32-byte rows of packed weights per column and step
+  int slabs; ///< of a block of 16 input channels
+  int terms; ///< 32-byte rows of packed weights per column and step
 
   TCONV_HOST_DEVICE static constexpr gemm_form_traits of(gemm_form form)
   {
-    return form == gemm_form::fp16 || form == gemm_form::bf16 ? gemm_form_traits{8, 1} : gemm_form_traits{16, 2};
+    return form == gemm_form::split ? gemm_form_traits{6, 2}
+                                    : (form == gemm_form::tf32 ? gemm_form_traits{4, 2} : gemm_form_traits{2, 1});
   }
-  /// Bytes of one position and gemm_block_channels input channels.
-  TCONV_HOST_DEVICE constexpr int position_bytes() const { return 4 * lane_bytes; }
 };
+
+/// Bytes of a staged position in a slab.
+inline constexpr int gemm_position_bytes = 16;
+
+/// Cells that a warpgroup multiplies at once: 8 runs of 8 neighbours along w.
+inline constexpr int gemm_run       = 8;
+inline constexpr int gemm_group_run = 64;
 
 /// Most steps of a stage.
 inline constexpr int gemm_most_steps = 16;
-
-/// What a step reads, relative to the staged row and the cells of a thread. The steps of a row are tabulated by the packing kernel and
-/// kept in shared memory: the main loop is short of instructions.
-struct alignas(8) gemm_step
-{
-  int first;  ///< bytes to the input of the thread's first cell
-  int second; ///< and to that of its second cell
-};
 
 /// What the main loop needs to know of a phase; of the first most_phases the
 /// launcher makes a list, of others the packing kernel. Taps along d and h (rows of steps) are
@@ -70,8 +72,9 @@ struct alignas(16) gemm_phase
   int plane_step;  ///< to that of the next tap
   int row;         ///< bytes to the staged row that the first tap along h brings to the tile's first cell
   int row_step;    ///< to that of the next tap
-  int first_step;  ///< in the table of steps
-  int unused[3];
+  int first_shift; ///< see gemm_problem::shift()
+  int shift_step;
+  int unused[2];
 };
 
 /// Everything the tensor-core kernels need besides pointers.
@@ -94,11 +97,13 @@ struct gemm_problem
   int sets             = 1;
   static constexpr int most_shifts_of_two_sets = 32;
   uint64_t present     = 0; ///< two sets: bit 2 j + set is set where shift number j has a tap of the set
-  int box[3]           = {1, 1, 2}; ///< cells of a tile; even along w
+  int groups[3]        = {1, 1, 1}; ///< warpgroups of a tile per axis, those along w next to each other
+  bool down            = false;     ///< the runs of a warpgroup follow each other along h, else along w
+  int box[3]           = {1, 1, 2}; ///< cells of a tile
   int most_shift[3]    = {0, 0, 0}; ///< of all taps, per axis
   int planes           = 1;         ///< staged extents of a tile
   int rows             = 1;
-  int width            = 2;     ///< even
+  int width            = 4;     ///< a multiple of 4
   int left             = 0;     ///< staged elements left of the tile's first cell
   bool quads           = false; ///< staged rows start and end on multiples of 4 elements of x
   int ring_planes      = 1;     ///< planes that shared memory holds
@@ -110,9 +115,7 @@ struct gemm_problem
   bool resident        = false; ///< the stages of all phases fit the ring: they are loaded once
   float lost           = 0.0f;  ///< split form: relative error of an operand that the error bound lets through
   int ring_at          = 0;     ///< bytes of shared memory before the ring of weights
-  int staged_at        = 0;     ///< before the staged input
-  int steps_at         = 0;     ///< and before the table of steps
-  int row_steps        = 1;     ///< room of a row of steps in that table
+  int staged_at        = 0;     ///< and before the staged input
   int pack_slices      = 1;     ///< blocks of the packing kernel per 8 columns
 
   TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const
@@ -136,10 +139,12 @@ struct gemm_problem
   }
   /// Bytes of one piece of weights.
   TCONV_HOST_DEVICE constexpr int piece_bytes() const { return gemm_form_traits::of(form).terms * columns * 32; }
-  TCONV_HOST_DEVICE constexpr int position_bytes() const { return gemm_form_traits::of(form).position_bytes(); }
-  /// Bytes of one staged row of a block of channels, of one plane, of the ring of planes.
-  TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * position_bytes(); }
-  TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * rows * row_bytes(); }
+  /// Bytes of one staged row of a slab, of a slab, of a block of 16 channels, of a plane. Slabs lie 16 bytes beside multiples of 128,
+  /// so that writes to several of them meet different banks.
+  TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * gemm_position_bytes; }
+  TCONV_HOST_DEVICE constexpr int slab_bytes() const { return (rows * row_bytes() + 127) / 128 * 128 + 16; }
+  TCONV_HOST_DEVICE constexpr int block_bytes() const { return gemm_form_traits::of(form).slabs * slab_bytes(); }
+  TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * block_bytes(); }
 
   /// Whether a step serves both sets: phases of stride 2 share shifts where the dilation is 1. Else a step has one tap.
   TCONV_HOST_DEVICE constexpr bool paired() const { return sets == 2 && axis[2].dilation == 1; }
@@ -152,15 +157,16 @@ struct gemm_problem
     }
     return static_cast<int>(phase(2, r).count);
   }
-  TCONV_HOST_DEVICE constexpr int64_t shift(int64_t r, int j) const
+  /// Shift number j is (first + j * step) >> shift_bits().
+  TCONV_HOST_DEVICE constexpr int64_t first_shift(int64_t r) const
   {
-    if (sets == 2)
-    {
-      return paired() ? axis[2].min_shift() + j : axis[2].tap_shift(j);
-    }
-    const axis_phase taps = phase(2, r);
-    return taps.first_shift + j * taps.shift_step;
+    return sets == 2 ? (paired() ? axis[2].min_shift() : -axis[2].padding) : phase(2, r).first_shift;
   }
+  TCONV_HOST_DEVICE constexpr int64_t shift_step(int64_t r) const
+  {
+    return sets == 2 ? axis[2].dilation : phase(2, r).shift_step; // 1 where they are paired
+  }
+  TCONV_HOST_DEVICE constexpr int shift_bits() const { return sets == 2 && !paired() ? 1 : 0; }
   /// The tap along w of shift number \p j and \p set, or -1. (Paired: tap t has phase (t - padding) mod 2.)
   TCONV_HOST_DEVICE constexpr int64_t tap(int64_t r, int j, int set) const
   {
@@ -196,29 +202,6 @@ struct gemm_problem
   {
     return (channels * count + steps_per_stage - 1) / steps_per_stage;
   }
-
-  /// Bytes from the thread's first cell to staged position \p position: even positions come first, then the odd ones.
-  TCONV_HOST_DEVICE constexpr int staged_position(int position) const
-  {
-    return (position & 1) * (width >> 1) * position_bytes() + (position >> 1) * position_bytes();
-  }
-  /// Entries of the table of steps. Every row has room for one more than there are, which may be read ahead.
-  TCONV_HOST_DEVICE constexpr int table_steps() const { return phases[2] * row_steps; }
-  /// Entry number \p index of the table of steps. A row holds shifts along w, then blocks of input channels.
-  TCONV_HOST_DEVICE constexpr gemm_step step(int index) const
-  {
-    const int64_t r = static_cast<int64_t>(index / row_steps) * sets;
-    const int count = shifts(r);
-    index %= row_steps;
-    if (index >= chunk_blocks * count)
-    {
-      return {0, 0};
-    }
-    const int j        = index % count;
-    const int block    = index / count * rows * row_bytes();
-    const int position = left - static_cast<int>(shift(r, j));
-    return {block + staged_position(position), block + staged_position(position + 1)};
-  }
 };
 
 /// Phase number \p index of \p problem.
@@ -237,7 +220,8 @@ TCONV_HOST_DEVICE constexpr gemm_phase make_gemm_phase(const gemm_problem& probl
   result.plane_step    = -static_cast<int>(d.shift_step);
   result.row           = static_cast<int>(problem.most_shift[1] - h.first_shift) * problem.row_bytes();
   result.row_step      = -static_cast<int>(h.shift_step) * problem.row_bytes();
-  result.first_step    = w * problem.row_steps;
+  result.first_shift   = static_cast<int>(problem.first_shift(result.along[2]));
+  result.shift_step    = static_cast<int>(problem.shift_step(result.along[2]));
   if (d.count > 0 && h.count > 0 && result.shifts > 0)
   {
     result.taps[0]     = static_cast<int>(d.count);

@@ -49,17 +49,10 @@ auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
   }
 }
 
-/// Bytes before the table of steps, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
+/// Bytes before the ring of weights, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
 constexpr int64_t gemm_control_room(gemm_form form, int planes)
 {
   return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 3 * 8 * 16 : 0);
-}
-
-/// Bytes before the ring of weights: the table of steps comes last. A multiple of 128.
-constexpr int64_t gemm_ring_start(const gemm_problem& problem)
-{
-  const int64_t table = int64_t{problem.phases[2]} * problem.row_steps * static_cast<int64_t>(sizeof(gemm_step));
-  return gemm_control_room(problem.form, problem.ring_planes) + ceil_div(table, 128) * 128;
 }
 
 /// Most pieces of weights that \p steps neighbouring steps of a row of \p count shifts can have.
@@ -76,10 +69,9 @@ inline int most_pieces(const gemm_problem& problem, int steps, int count)
 /// Steps per stage and room of a stage for the chunk of \p problem.
 inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
 {
-  const int count   = static_cast<int>(most_shifts);
-  const int all     = problem.chunk_blocks * count;
-  problem.row_steps = all + 1;
-  int steps         = 1;
+  const int count = static_cast<int>(most_shifts);
+  const int all   = problem.chunk_blocks * count;
+  int steps       = 1;
   while (steps < std::min(all, gemm_most_steps)
          && most_pieces(problem, steps + 1, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
   {
@@ -97,11 +89,12 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
   const int64_t total = tuning::implicit_gemm_shared_bytes;
   const int blocks    = problem.blocks();
   const auto stages   = [&] {
-    return (total - gemm_ring_start(problem) - int64_t{problem.ring_planes} * problem.plane_bytes())
+    return (total - gemm_control_room(problem.form, problem.ring_planes)
+            - int64_t{problem.ring_planes} * problem.plane_bytes())
          / problem.stage_bytes;
   };
   // The widest row alone must be addressable.
-  const int64_t plane_block = int64_t{problem.rows} * problem.row_bytes();
+  const int64_t plane_block = problem.block_bytes();
   if (plane_block > total)
   {
     return false;
@@ -244,12 +237,24 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   bool found             = false;
   double best_cost       = 0;
   gemm_problem candidate = problem;
-  const int64_t most_w   = std::min<int64_t>(rows, (cells[2] + 1) / 2 * 2);
-  for (int64_t w = 2;; w = 2 * w < most_w ? 2 * w : most_w)
+  // Every arrangement of the warpgroups, each 8 x 8 cells or 64 along w.
+  const int all_groups = rows / gemm_group_run;
+  for (int shape_of_groups = 0; shape_of_groups < 2 * all_groups * all_groups; ++shape_of_groups)
   {
-    for (int64_t h = 1; h <= std::min(cells[1], rows / w); ++h)
+    candidate.down = shape_of_groups % 2 == 1;
+    const int wide = shape_of_groups / 2 % all_groups + 1;
+    const int high = shape_of_groups / 2 / all_groups + 1;
+    if (all_groups % (wide * high) != 0)
     {
-      const int64_t d  = std::min(cells[0], rows / (w * h));
+      continue;
+    }
+    candidate.groups[0] = all_groups / (wide * high);
+    candidate.groups[1] = high;
+    candidate.groups[2] = wide;
+    const int64_t d     = candidate.groups[0];
+    const int64_t h     = high * (candidate.down ? gemm_run : 1);
+    const int64_t w     = wide * (candidate.down ? gemm_run : gemm_group_run);
+    {
       candidate.box[0] = static_cast<int>(d);
       candidate.box[1] = static_cast<int>(h);
       candidate.box[2] = static_cast<int>(w);
@@ -259,7 +264,7 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
         candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
         tiles *= candidate.tiles[a];
       }
-      candidate.quads    = aligned && (w % 4 == 0 || candidate.tiles[2] == 1);
+      candidate.quads    = aligned;
       const int64_t to   = candidate.quads ? 4 : 1;
       const int64_t left = ceil_div(problem.axis[2].max_shift(), to) * to;
       candidate.left     = static_cast<int>(left);
@@ -291,10 +296,6 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
         plan.products = static_cast<double>(tiles) * pieces * count * 16.0 * rows * problem.columns;
       }
     }
-    if (w >= most_w)
-    {
-      break;
-    }
   }
   if (!found)
   {
@@ -316,8 +317,7 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   problem.pack_slices       = static_cast<int>(std::clamp<int64_t>(
     2048 / groups, 1, std::max<int64_t>(int64_t{problem.total_phases()} * problem.phase_stages, 1)));
   plan.pack_blocks          = static_cast<int>(groups) * problem.pack_slices;
-  problem.steps_at          = static_cast<int>(gemm_control_room(form, problem.ring_planes));
-  problem.ring_at           = static_cast<int>(gemm_ring_start(problem));
+  problem.ring_at           = static_cast<int>(gemm_control_room(form, problem.ring_planes));
   problem.staged_at         = problem.ring_at + problem.stages * problem.stage_bytes;
   plan.shared_bytes         = problem.staged_at + problem.ring_planes * problem.plane_bytes();
   plan.supported            = groups < 1 << 20 && plan.packed_bytes <= tuning::implicit_gemm_most_packed_bytes;

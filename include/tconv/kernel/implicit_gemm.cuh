@@ -227,7 +227,8 @@ TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase
     phase.plane_step    = block::uniform(phase.plane_step);
     phase.row           = block::uniform(phase.row);
     phase.row_step      = block::uniform(phase.row_step);
-    phase.first_step = block::uniform(phase.first_step);
+    phase.first_shift   = block::uniform(phase.first_shift);
+    phase.shift_step    = block::uniform(phase.shift_step);
   }
   return phase;
 }
@@ -263,7 +264,7 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
                                       const gemm_phase& phase,
                                       int first_channel,
                                       const In* x,
-                                      const In* w)
+                                      const In* weights)
 {
   const conv_axis* axis = problem.axis;
   const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
@@ -292,9 +293,15 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
     {
       continue;
     }
-    const int xd      = tile.cell[0] + thread.cell[0] - shift[0];
-    const int xh      = tile.cell[1] + thread.cell[1] - shift[1];
-    const bool inside = xd >= 0 && xd < in_d && xh >= 0 && xh < in_h;
+    int at[2][3]; // inputs of the two cells
+    TCONV_PRAGMA_UNROLL
+    for (int cell = 0; cell < 2; ++cell)
+    {
+      for (int a = 0; a < 2; ++a)
+      {
+        at[cell][a] = tile.cell[a] + thread.first[a] + cell * thread.step[a] - shift[a];
+      }
+    }
     TCONV_PRAGMA_UNROLL
     for (int set = 0; set < Policy::sets; ++set)
     {
@@ -302,18 +309,26 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
       {
         continue;
       }
-      const int xw    = tile.cell[2] + thread.cell[2] - shift[2];
-      const bool in_a = inside && xw >= 0 && xw < in_w;
-      const bool in_b = inside && xw + 1 >= 0 && xw + 1 < in_w;
-      const In* at    = sample + ((static_cast<int64_t>(xd) * in_h + xh) * in_w + xw) * problem.x.position;
-      const In* w_at  = w + static_cast<int64_t>(first_channel) * all + tap;
+      bool inside[2];
+      const In* input[2];
+      TCONV_PRAGMA_UNROLL
+      for (int cell = 0; cell < 2; ++cell)
+      {
+        const int d  = at[cell][0];
+        const int h  = at[cell][1];
+        const int w  = tile.cell[2] + thread.first[2] + cell * thread.step[2] - shift[2];
+        inside[cell] = d >= 0 && d < in_d && h >= 0 && h < in_h && w >= 0 && w < in_w;
+        input[cell]  = sample + ((static_cast<int64_t>(d) * in_h + h) * in_w + w) * problem.x.position;
+      }
+      const In* w_at = weights + static_cast<int64_t>(first_channel) * all + tap;
 #  pragma unroll 1
       for (int ci = 0; ci < static_cast<int>(problem.in_channels); ++ci)
       {
-        const float a = in_a ? to_float(at[0]) : 0.0f;
-        const float b = in_b ? to_float(at[problem.x.position]) : 0.0f;
-        add_products<Policy>(sums[set], a, b, w_at, all, channels);
-        at += problem.x.channel;
+        const float first  = inside[0] ? to_float(*input[0]) : 0.0f;
+        const float second = inside[1] ? to_float(*input[1]) : 0.0f;
+        add_products<Policy>(sums[set], first, second, w_at, all, channels);
+        input[0] += problem.x.channel;
+        input[1] += problem.x.channel;
         w_at += problem.out_channels * all;
       }
     }
@@ -345,20 +360,23 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
       for (int i = 0; i < count; ++i)
       {
         const block::lost_input input = block::lost_list(slot, warp)[i];
-        const int td = landing_tap(axis[0], phase.along[0], thread.cell[0] + problem.most_shift[0] - e);
-        const int th = landing_tap(axis[1], phase.along[1], thread.cell[1] + problem.most_shift[1] - input.row);
-        if (td < 0 || th < 0)
-        {
-          continue;
-        }
+        const int td = landing_tap(axis[0], phase.along[0], thread.first[0] + problem.most_shift[0] - e);
         TCONV_PRAGMA_UNROLL
-        for (int set = 0; set < Policy::sets; ++set)
+        for (int cell = 0; cell < 2; ++cell)
         {
+          const int h  = thread.first[1] + cell * thread.step[1] + problem.most_shift[1] - input.row;
+          const int th = landing_tap(axis[1], phase.along[1], h);
+          if (td < 0 || th < 0)
+          {
+            continue;
+          }
           TCONV_PRAGMA_UNROLL
-          for (int cell = 0; cell < 2; ++cell)
+          for (int set = 0; set < Policy::sets; ++set)
           {
             const int tw = landing_tap(
-              axis[2], phase.along[2] + set, thread.cell[2] + cell + problem.left - input.position);
+              axis[2],
+              phase.along[2] + set,
+              thread.first[2] + cell * thread.step[2] + problem.left - input.position);
             if (tw >= 0)
             {
               const In* w_at = w + (input.channel * problem.out_channels + first_channel) * all
@@ -543,6 +561,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
                                         one_by_one,
                                         lost};
       }
+      block::publish();
       block::arrive_barrier(&control.staged[segment & 1]);
     }
   }
@@ -596,6 +615,8 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
   block::gemm_control& control = block::control_data();
   const int chunks             = problem.chunks();
   const int phases             = problem.total_phases();
+  const auto memory            = static_cast<unsigned>(__cvta_generic_to_shared(block::gemm_memory()));
+  const block::gemm_origin origin(problem, uniform(static_cast<int>(threadIdx.x)) / 128);
 #  pragma unroll 1
   for (int p = 0; p < phases; ++p)
   {
@@ -622,38 +643,33 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       if constexpr (Careful)
       {
         one_by_one       = one_by_one || state.tile.one_by_one != 0;
-        const int change = state.tile.exponent - exponent;
-        if (chunk > 0 && change != 0)
+        // Only downwards: inputs of this chunk are larger. Without a branch: accumulators that are written on one side of it make the
+        // compiler wait for every product.
+        const int change   = chunk == 0 ? 0 : state.tile.exponent - exponent;
+        one_by_one         = one_by_one || change < -60;
+        const float factor = block::power_of_two(change < -60 ? -60 : change);
+        TCONV_PRAGMA_UNROLL
+        for (int set = 0; set < Policy::sets; ++set)
         {
-          // Only downwards: inputs of this chunk are larger.
-          one_by_one         = one_by_one || change < -60;
-          const float factor = block::power_of_two(change < -60 ? -60 : change);
           TCONV_PRAGMA_UNROLL
-          for (int set = 0; set < Policy::sets; ++set)
+          for (int i = 0; i < Policy::columns / 2; ++i)
           {
-            TCONV_PRAGMA_UNROLL
-            for (int i = 0; i < Policy::columns / 2; ++i)
-            {
-              sums[set][i] *= factor;
-            }
+            sums[set][i] *= factor;
           }
         }
       }
       exponent       = state.tile.exponent;
-      const int lane = block::own_thread() % 32;
-      const block::gemm_cells cells(control.pair[block::own_pair()]);
       const int steps = problem.blocks_of(chunk) * phase.shifts;
-      int plane       = state.tile.first_plane + cells.cell[0] + phase.plane;
+      int plane       = state.tile.first_plane + origin.cell[0] + phase.plane;
       // Of the first tap along h; planes follow each other in a ring.
-      const auto offset = static_cast<unsigned>(phase.row + cells.cell[1] * problem.row_bytes()
-                                                + cells.cell[2] / 2 * problem.position_bytes()
-                                                + lane % 4 * gemm_form_traits::of(Form).lane_bytes);
+      const int corner = problem.staged_at + phase.row + origin.cell[1] * problem.row_bytes()
+                       + origin.cell[2] * gemm_position_bytes;
+      int used = -1; // the stage whose products may still be under way
 #  pragma unroll 1
       for (int d = 0; d < phase.taps[0]; ++d)
       {
-        const int slot           = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
-        const unsigned char* row = block::gemm_memory()
-                                 + (problem.staged_at + static_cast<unsigned>(slot * problem.plane_bytes()) + offset);
+        const int slot = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
+        int row        = corner + slot * problem.plane_bytes();
 #  pragma unroll 1
         for (int h = 0; h < phase.taps[1]; ++h)
         {
@@ -667,23 +683,31 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
             block::multiply_stage<Policy, Form>(
               sums,
               problem,
-              phase.shifts,
-              row,
-              block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+              phase,
+              block::wgmma::describe(memory + static_cast<unsigned>(row),
+                                     static_cast<unsigned>(problem.slab_bytes()),
+                                     problem.down ? static_cast<unsigned>(problem.row_bytes())
+                                                  : gemm_run * gemm_position_bytes),
+              block::wgmma::describe(
+                memory + static_cast<unsigned>(problem.ring_at + place.slot * problem.stage_bytes), 128, 256),
               rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
               walk);
-            if (!problem.resident)
+            block::wgmma::wait<1>();
+            if (!problem.resident && used >= 0 && block::elected())
             {
-              if (block::elected())
-              {
-                block::arrive_barrier(&control.empty[place.slot]);
-              }
+              block::arrive_barrier(&control.empty[used]);
             }
+            used = place.slot;
             place.advance(problem.stages);
           }
           row += phase.row_step;
         }
         plane += phase.plane_step;
+      }
+      block::wgmma::wait<0>();
+      if (!problem.resident && used >= 0 && block::elected())
+      {
+        block::arrive_barrier(&control.empty[used]);
       }
       if (chunks > 1 && chunk + 1 < chunks)
       {
@@ -692,7 +716,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
     }
 
     const tile_view& tile   = state.tile;
-    const int lane          = block::own_thread() % 32;
+    const int lane          = block::opaque(static_cast<int>(threadIdx.x)) % 32;
     const int first_channel = tile.channel_tile * Policy::columns + lane % 4 * 2;
     gemm_scale<Policy::columns, Policy::sets, Form == gemm_form::split> scale{};
     if constexpr (Form == gemm_form::split)
@@ -710,7 +734,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       scale.of_weights = control.inverse_scale + lane % 4 * 2;
       if constexpr (Careful)
       {
-        const block::gemm_cells own(control.pair[block::own_pair()]);
+        const block::gemm_cells own(problem, origin);
         if (one_by_one)
         {
           scale = {};
@@ -726,22 +750,28 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
     }
 
     const auto locate_outputs = [&] {
-      const block::gemm_cells cells(control.pair[block::own_pair()]);
-      int o[3];
-      for (int a = 0; a < 3; ++a)
-      {
-        o[a] = (tile.cell[a] + cells.cell[a]) * static_cast<int>(problem.axis[a].stride) + phase.along[a];
-      }
+      const block::gemm_cells cells(problem, origin);
       const auto out_d = static_cast<int>(problem.axis[0].out);
       const auto out_h = static_cast<int>(problem.axis[1].out);
       const auto out_w = static_cast<int>(problem.axis[2].out);
+      int o[3];
+      int step[3];
+      for (int a = 0; a < 3; ++a)
+      {
+        const auto stride = static_cast<int>(problem.axis[a].stride);
+        o[a]              = (tile.cell[a] + cells.first[a]) * stride + phase.along[a];
+        step[a]           = cells.step[a] * stride;
+      }
       block::fragment_run run;
-      run.step          = Policy::sets == 2 ? 1 : static_cast<int>(problem.axis[2].stride);
-      run.first         = (static_cast<int64_t>(o[0]) * out_h + o[1]) * out_w + o[2];
-      const bool inside = cells.active && o[0] < out_d && o[1] < out_h && o[2] < out_w;
-      // Of the two cells.
-      const int present = Policy::sets == 2 ? out_w - o[2] : (o[2] + run.step < out_w ? 2 : 1);
-      run.count         = inside ? (present < 2 * Policy::sets ? present : 2 * Policy::sets) : 0;
+      run.first     = (static_cast<int64_t>(o[0]) * out_h + o[1]) * out_w + o[2];
+      run.cell_step = static_cast<int64_t>(step[1]) * out_w + step[2];
+      TCONV_PRAGMA_UNROLL
+      for (int cell = 0; cell < 2; ++cell)
+      {
+        const int present = out_w - o[2] - cell * step[2];
+        const bool inside = o[0] < out_d && o[1] + cell * step[1] < out_h && present > 0;
+        run.count[cell]   = inside ? (present < Policy::sets ? present : Policy::sets) : 0;
+      }
       return run;
     };
     finish(tile.n, static_cast<int>(problem.out_channels), first_channel, locate_outputs, scale, sums);
@@ -809,7 +839,6 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
                                                                     const In* w,
                                                                     const unsigned char* packed,
                                                                     const gemm_phase* phases,
-                                                                    const gemm_step* steps,
                                                                     const float* inverse_scales,
                                                                     const unsigned* lost_weights,
                                                                     int lost_count,
@@ -819,10 +848,6 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
   block::gemm_control& control = block::control_data();
   const int first_tile         = static_cast<int>(problem.total_tiles() * blockIdx.x / gridDim.x);
   const int last_tile          = static_cast<int>(problem.total_tiles() * (blockIdx.x + 1) / gridDim.x);
-  if (threadIdx.x < Policy::rows / 2)
-  {
-    control.pair[threadIdx.x] = block::gemm_cells::pack(problem, static_cast<int>(threadIdx.x));
-  }
   if (threadIdx.x == 0)
   {
     control.one_by_one = 0;
@@ -861,10 +886,6 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
   {
     block::wgmma::take_registers<Policy::consumer_registers>();
     runtime::grid_dependency_wait();
-    for (int i = static_cast<int>(threadIdx.x); i < problem.table_steps(); i += Policy::consumers * 128)
-    {
-      block::step_table(problem)[i] = steps[i];
-    }
     if constexpr (Form == gemm_form::split)
     {
       for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)

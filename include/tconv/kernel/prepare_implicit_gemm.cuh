@@ -3,7 +3,7 @@
 
 /// \file
 /// Prepares the Hopper tensor-core engine: packs weights [in_channels, out_channels, taps...] into stages, and writes the
-/// list of phases and the table of steps that the main loop follows.
+/// list of phases that the main loop follows.
 
 #include "../block/implicit_gemm.cuh"
 #include "../detail/launch.cuh"
@@ -49,12 +49,12 @@ TCONV_DEVICE int packed_channel(int thread, int half)
   if constexpr (Form == gemm_form::tf32)
   {
     // Core matrices of 8 columns x 4 channels; k = thread % 8 / 2 + 4 half of instruction thread / 64; pairs of threads share it.
-    return 4 * (thread % 8 / 2) + 2 * (thread / 64) + half;
+    return 8 * (thread / 64) + 4 * half + thread % 8 / 2;
   }
   else
   {
     // Core matrices of 8 columns x 8 channels; k = thread % 8 + 8 (thread / 64).
-    return 4 * (thread % 8 / 2) + 2 * (thread / 64) + thread % 2;
+    return 8 * (thread / 64) + thread % 8;
   }
 }
 
@@ -67,7 +67,6 @@ __global__ __launch_bounds__(Threads) void prepare_implicit_gemm(const __grid_co
                                                                  const In* w,
                                                                  unsigned char* packed,
                                                                  gemm_phase* phases,
-                                                                 gemm_step* steps,
                                                                  float* inverse_scales,
                                                                  unsigned* lost)
 {
@@ -139,11 +138,6 @@ __global__ __launch_bounds__(Threads) void prepare_implicit_gemm(const __grid_co
        p += static_cast<int>(gridDim.x) * Threads)
   {
     phases[p] = make_gemm_phase(problem, p);
-  }
-  for (int i = static_cast<int>(blockIdx.x * Threads + threadIdx.x); i < problem.table_steps();
-       i += static_cast<int>(gridDim.x) * Threads)
-  {
-    steps[i] = problem.step(i);
   }
 
   const int kernel_h = static_cast<int>(problem.axis[1].kernel);
