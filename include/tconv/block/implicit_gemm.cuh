@@ -682,99 +682,88 @@ struct ring_place
   }
 };
 
-/// Where the steps of a row stand: shifts along w, then blocks of input channels. Uniform, and provably so: products must not stand
-/// behind a branch that the compiler thinks lanes may take differently.
-struct step_walk
-{
-  int number;       ///< of the shift
-  int scaled_shift; ///< see gemm_problem::shift_bits()
-  int block;        ///< to the block of channels, in units of 16 bytes
-  uint64_t present; ///< two sets: those that the step has weights for in the lowest bits
-
-  TCONV_DEVICE step_walk(const gemm_problem& problem, const gemm_phase& phase)
-      : number(0)
-      , scaled_shift(phase.first_shift)
-      , block(0)
-      , present(problem.present)
-  {}
-  TCONV_DEVICE void advance(const gemm_problem& problem, const gemm_phase& phase)
-  {
-    scaled_shift += phase.shift_step;
-    present >>= 2;
-    if (++number == phase.shifts)
-    {
-      number       = 0;
-      scaled_shift = phase.first_shift;
-      present      = problem.present;
-      block += problem.block_bytes() / 16;
-    }
-  }
-};
-
-/// sums += staged input * piece, with the input's first slab at \p a and the packed weights at \p b. \p slab: from slab to slab, in
-/// units of 16 bytes.
+/// Multiplies by one piece of weights. Operands are addresses in units of 16 bytes, the upper halves of their descriptors apart: \p a of
+/// the staged input's first slab, whose slabs are \p slab apart, \p b of the packed weights.
 template <int Columns, gemm_form Form>
-TCONV_DEVICE void multiply_piece(float (&sums)[Columns / 2], uint64_t a, int slab, uint64_t b)
+TCONV_DEVICE void
+multiply_piece(float (&sums)[Columns / 2], unsigned a, uint64_t a_layout, unsigned slab, unsigned b, uint64_t b_layout)
 {
-  constexpr uint64_t term = Columns * 32 / 16;
+  constexpr unsigned term = Columns * 32 / 16;
   if constexpr (Form == gemm_form::split)
   {
-    wgmma::multiply_fp16<Columns>(sums, a + 2 * slab, b);
-    wgmma::multiply_fp16<Columns>(sums, a + 4 * slab, b + term);
-    wgmma::multiply_fp16<Columns>(sums, a, b);
+    wgmma::multiply_fp16<Columns>(sums, a_layout | (a + 2 * slab), b_layout | b);
+    wgmma::multiply_fp16<Columns>(sums, a_layout | (a + 4 * slab), b_layout | (b + term));
+    wgmma::multiply_fp16<Columns>(sums, a_layout | a, b_layout | b);
   }
   else if constexpr (Form == gemm_form::tf32)
   {
-    wgmma::multiply_tf32<Columns>(sums, a, b);
-    wgmma::multiply_tf32<Columns>(sums, a + 2 * slab, b + term);
+    wgmma::multiply_tf32<Columns>(sums, a_layout | a, b_layout | b);
+    wgmma::multiply_tf32<Columns>(sums, a_layout | (a + 2 * slab), b_layout | (b + term));
   }
   else if constexpr (Form == gemm_form::bf16)
   {
-    wgmma::multiply_bf16<Columns>(sums, a, b);
+    wgmma::multiply_bf16<Columns>(sums, a_layout | a, b_layout | b);
   }
   else
   {
-    wgmma::multiply_fp16<Columns>(sums, a, b);
+    wgmma::multiply_fp16<Columns>(sums, a_layout | a, b_layout | b);
   }
 }
 
-/// Starts to multiply \p steps steps of a stage from where \p walk stands. \p a: the warpgroup's staged input for the taps of the
-/// stage, at position 0; \p b: the weights. Called by a warpgroup; the products are a group that has been committed.
+/// Starts to multiply a stage: \p blocks blocks of channels, of each the steps from \p step on. \p a: the warpgroup's staged input for
+/// the stage's taps along d and h and its first block, position 0; \p b: the weights; both in units of 16 bytes. Called by a
+/// warpgroup; the products are a group that has been committed.
 template <class Policy, gemm_form Form>
 TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
                                  const gemm_problem& problem,
                                  const gemm_phase& phase,
-                                 uint64_t a,
-                                 uint64_t b,
-                                 int steps,
-                                 step_walk& walk)
+                                 unsigned a,
+                                 unsigned b,
+                                 int blocks,
+                                 int step)
 {
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  const int slab           = problem.slab_bytes() / 16;
+  constexpr unsigned piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  const auto slab          = static_cast<unsigned>(problem.slab_bytes()) / 16;
+  const uint64_t a_layout  = wgmma::describe(
+    0,
+    static_cast<unsigned>(problem.slab_bytes()),
+    problem.down ? static_cast<unsigned>(problem.row_bytes()) : gemm_run * gemm_position_bytes);
+  const uint64_t b_layout = wgmma::describe(0, 128, 256);
   wgmma::fence();
 #  pragma unroll 1
-  for (; steps > 0; --steps)
+  for (; blocks > 0; --blocks)
   {
-    const uint64_t at = a + (walk.block + problem.left - (walk.scaled_shift >> problem.shift_bits()));
-    const int sets    = Policy::sets == 1 ? 1 : static_cast<int>(walk.present) & 3;
-    walk.advance(problem, phase);
-    if constexpr (Policy::sets == 1)
+    int first = step;                    // of the stage in the series at hand
+    int rest  = problem.steps_per_stage; // of the stage
+    TCONV_PRAGMA_UNROLL
+    for (int which = 0; which < gemm_series_count; ++which)
     {
-      multiply_piece<Policy::columns, Form>(sums[0], at, slab, b);
-      b += piece;
-    }
-    else
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int set = 0; set < Policy::sets; ++set)
+      constexpr int sets = Policy::sets;
+      if (gemm_problem::sets_of(sets, which) == 0)
       {
-        if ((sets >> set & 1) != 0)
+        continue;
+      }
+      const gemm_series& series = phase.series[which];
+      int count                 = series.count - first < rest ? series.count - first : rest;
+      auto at = a + static_cast<unsigned>(series.position + first * series.step);
+      first   = first > series.count ? first - series.count : 0;
+      rest -= count > 0 ? count : 0;
+#  pragma unroll 1
+      for (; count > 0; --count)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int set = 0; set < sets; ++set)
         {
-          multiply_piece<Policy::columns, Form>(sums[set], at, slab, b);
-          b += piece;
+          if ((gemm_problem::sets_of(sets, which) >> set & 1) != 0)
+          {
+            multiply_piece<Policy::columns, Form>(sums[set], at, a_layout, slab, b, b_layout);
+            b += piece;
+          }
         }
+        at += static_cast<unsigned>(series.step);
       }
     }
+    a += static_cast<unsigned>(problem.block_bytes()) / 16;
   }
   wgmma::commit();
 }

@@ -7,9 +7,10 @@
 ///
 /// For every phase the outputs are a matrix product: rows are cells, columns are output channels, and the sum runs over the landing
 /// taps and the input channels. A *step* is one shift of the input along w with 16 input channels; it has one 16 x columns piece of
-/// weights per phase along w that a thread holds (a *set*), where that phase has a tap with the shift. A *row* of steps holds all
-/// shifts along w for the same taps along d and h; a *stage* is a run of steps of a row, copied to shared memory at once.
-/// Packed order, outer to inner: [channel tile][phase][stage: chunk of input channels, tap d, tap h, run of steps].
+/// weights per phase along w that a thread holds (a *set*), where that phase has a tap with the shift. A *row* of steps belongs to the
+/// same taps along d and h: blocks of 16 channels, and in them the shifts along w, in three *series*: those that the odd set alone has
+/// taps for, both sets, the even set alone. A *stage* is a few whole blocks of a row, or a part of one, copied to shared memory at once.
+/// Packed order, outer to inner: [channel tile][phase][stage: chunk of input channels, tap d, tap h, blocks, part].
 
 #include "../layout.hpp"
 #include "../taps.hpp"
@@ -55,8 +56,14 @@ inline constexpr int gemm_position_bytes = 16;
 inline constexpr int gemm_run       = 8;
 inline constexpr int gemm_group_run = 64;
 
-/// Most steps of a stage.
-inline constexpr int gemm_most_steps = 16;
+/// Steps along w that follow each other at the same distance, for the same sets.
+struct gemm_series
+{
+  int count;
+  int position; ///< staged position that the first shift brings to the tile's first cell
+  int step;     ///< to that of the next
+};
+inline constexpr int gemm_series_count = 3;
 
 /// What the main loop needs to know of a phase; of the first most_phases the
 /// launcher makes a list, of others the packing kernel. Taps along d and h (rows of steps) are
@@ -65,16 +72,23 @@ struct alignas(16) gemm_phase
 {
   int along[3];    ///< phase per axis; the last: of the first set
   int taps[2];     ///< landing taps along d and h; none where nothing lands
-  int shifts;      ///< along w
+  int steps;       ///< along w, of all series
   int stages;      ///< of a whole chunk
   int last_stages; ///< of the last chunk
   int plane;       ///< staged plane that the first tap along d brings to the tile's first cell
   int plane_step;  ///< to that of the next tap
   int row;         ///< bytes to the staged row that the first tap along h brings to the tile's first cell
   int row_step;    ///< to that of the next tap
-  int first_shift; ///< see gemm_problem::shift()
-  int shift_step;
-  int unused[2];
+  gemm_series series[gemm_series_count];
+  int unused;
+
+  /// Pieces of weights of the first \p step steps of a block.
+  TCONV_HOST_DEVICE constexpr int pieces_before(int step, int sets) const
+  {
+    const int lead = series[0].count;
+    const int both = series[1].count;
+    return step + (sets == 1 || step <= lead ? 0 : (step < lead + both ? step - lead : both));
+  }
 };
 
 /// Everything the tensor-core kernels need besides pointers.
@@ -95,8 +109,6 @@ struct gemm_problem
   int channel_tiles    = 1;
   int columns          = 64; ///< output channels of a tile
   int sets             = 1;
-  static constexpr int most_shifts_of_two_sets = 32;
-  uint64_t present     = 0; ///< two sets: bit 2 j + set is set where shift number j has a tap of the set
   int groups[3]        = {1, 1, 1}; ///< warpgroups of a tile per axis, those along w next to each other
   bool down            = false;     ///< the runs of a warpgroup follow each other along h, else along w
   int box[3]           = {1, 1, 2}; ///< cells of a tile
@@ -108,7 +120,8 @@ struct gemm_problem
   bool quads           = false; ///< staged rows start and end on multiples of 4 elements of x
   int ring_planes      = 1;     ///< planes that shared memory holds
   int chunk_blocks     = 1;     ///< blocks of 16 input channels that are staged at a time
-  int steps_per_stage  = 1;
+  int blocks_per_stage = 1;     ///< 1 where a stage is a part of a block
+  int steps_per_stage  = 1;     ///< of a block
   int stage_bytes      = 0;     ///< room of a stage
   int stages           = 1;     ///< of the ring
   int phase_stages     = 0;     ///< room of a phase in packed weights, in stages
@@ -146,61 +159,56 @@ struct gemm_problem
   TCONV_HOST_DEVICE constexpr int block_bytes() const { return gemm_form_traits::of(form).slabs * slab_bytes(); }
   TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * block_bytes(); }
 
-  /// Whether a step serves both sets: phases of stride 2 share shifts where the dilation is 1. Else a step has one tap.
-  TCONV_HOST_DEVICE constexpr bool paired() const { return sets == 2 && axis[2].dilation == 1; }
-  /// Shifts along w that taps of phase group \p r have, repeated where two taps have the same and are not paired: one step each.
-  TCONV_HOST_DEVICE constexpr int shifts(int64_t r) const
+  /// The sets that series \p which has taps for, as bits.
+  TCONV_HOST_DEVICE static constexpr int sets_of(int sets, int which)
   {
-    if (sets == 2)
+    return which == 1 ? (1 << sets) - 1 : (sets == 1 ? 0 : (which == 0 ? 2 : 1));
+  }
+  /// Taps along w of phase group \p r. Phases of stride 2 share shifts where the dilation is 1: tap t has phase (t - padding) mod 2.
+  TCONV_HOST_DEVICE constexpr axis_phase taps_of(int64_t r, int which) const
+  {
+    axis_phase none;
+    if (sets == 1)
     {
-      return static_cast<int>(paired() ? axis[2].max_shift() - axis[2].min_shift() + 1 : axis[2].kernel);
+      return which == 1 ? phase(2, r) : none;
     }
-    return static_cast<int>(phase(2, r).count);
-  }
-  /// Shift number j is (first + j * step) >> shift_bits().
-  TCONV_HOST_DEVICE constexpr int64_t first_shift(int64_t r) const
-  {
-    return sets == 2 ? (paired() ? axis[2].min_shift() : -axis[2].padding) : phase(2, r).first_shift;
-  }
-  TCONV_HOST_DEVICE constexpr int64_t shift_step(int64_t r) const
-  {
-    return sets == 2 ? axis[2].dilation : phase(2, r).shift_step; // 1 where they are paired
-  }
-  TCONV_HOST_DEVICE constexpr int shift_bits() const { return sets == 2 && !paired() ? 1 : 0; }
-  /// The tap along w of shift number \p j and \p set, or -1. (Paired: tap t has phase (t - padding) mod 2.)
-  TCONV_HOST_DEVICE constexpr int64_t tap(int64_t r, int j, int set) const
-  {
-    if (sets == 2 && !paired())
+    if (axis[2].dilation != 1)
     {
-      return axis[2].tap_phase(j) == set ? j : -1;
+      return which == 1 ? none : phase(2, which == 0 ? 1 : 0);
     }
-    if (sets == 2)
+    const int64_t lead  = axis[2].padding % 2;
+    const int64_t pairs = (axis[2].kernel - lead) / 2;
+    axis_phase result;
+    result.tap_step  = 2;
+    result.first_tap = which == 0 ? 0 : (which == 1 ? lead : axis[2].kernel - 1);
+    result.count     = which == 0 ? lead : (which == 1 ? pairs : axis[2].kernel - lead - 2 * pairs);
+    result.first_shift = axis[2].tap_shift(result.first_tap);
+    return result;
+  }
+  /// Steps of a block of channels.
+  TCONV_HOST_DEVICE constexpr int steps(int64_t r) const
+  {
+    return static_cast<int>(taps_of(r, 0).count + taps_of(r, 1).count + taps_of(r, 2).count);
+  }
+  /// The tap along w of step number \p j and \p set, or -1.
+  TCONV_HOST_DEVICE constexpr int64_t tap(int64_t r, int64_t j, int set) const
+  {
+    for (int which = 0; which < gemm_series_count; ++which)
     {
-      const int64_t t = 2 * (axis[2].min_shift() + j) + axis[2].padding + set;
-      return t >= 0 && t < axis[2].kernel ? t : -1;
+      const axis_phase taps = taps_of(r, which);
+      if (j < taps.count)
+      {
+        const int first = which == 0 ? 1 : 0; // of the sets that the series has
+        return (sets_of(sets, which) >> set & 1) != 0 ? taps.first_tap + j * taps.tap_step + set - first : -1;
+      }
+      j -= taps.count;
     }
-    const axis_phase taps = phase(2, r);
-    return taps.first_tap + j * taps.tap_step;
+    return -1;
   }
-  /// Pieces of weights of the first \p j shifts.
-  TCONV_HOST_DEVICE constexpr int pieces_before(int j) const
+  /// Stages of one row (taps along d and h fixed) of \p steps steps a block and \p channels blocks of channels.
+  TCONV_HOST_DEVICE constexpr int row_stages(int steps, int channels) const
   {
-    if (paired())
-    {
-      const int64_t t = 2 * (axis[2].min_shift() + j) + axis[2].padding;
-      return static_cast<int>(t < 0 ? 0 : (t > axis[2].kernel ? axis[2].kernel : t));
-    }
-    return j;
-  }
-  /// Pieces of weights of the first \p step steps of a row with \p count shifts.
-  TCONV_HOST_DEVICE constexpr int pieces_of_steps(int step, int count) const
-  {
-    return step / count * pieces_before(count) + pieces_before(step % count);
-  }
-  /// Stages of one row (taps along d and h fixed) of \p count shifts and \p channels blocks of channels.
-  TCONV_HOST_DEVICE constexpr int row_stages(int count, int channels) const
-  {
-    return (channels * count + steps_per_stage - 1) / steps_per_stage;
+    return (channels + blocks_per_stage - 1) / blocks_per_stage * ((steps + steps_per_stage - 1) / steps_per_stage);
   }
 };
 
@@ -213,22 +221,27 @@ TCONV_HOST_DEVICE constexpr gemm_phase make_gemm_phase(const gemm_problem& probl
   result.along[0]      = index / problem.phases[1];
   result.along[1]      = index % problem.phases[1];
   result.along[2]      = w * problem.sets;
-  result.shifts        = problem.shifts(result.along[2]);
+  result.steps         = problem.steps(result.along[2]);
   const axis_phase d   = problem.phase(0, result.along[0]);
   const axis_phase h   = problem.phase(1, result.along[1]);
   result.plane         = static_cast<int>(problem.most_shift[0] - d.first_shift);
   result.plane_step    = -static_cast<int>(d.shift_step);
   result.row           = static_cast<int>(problem.most_shift[1] - h.first_shift) * problem.row_bytes();
   result.row_step      = -static_cast<int>(h.shift_step) * problem.row_bytes();
-  result.first_shift   = static_cast<int>(problem.first_shift(result.along[2]));
-  result.shift_step    = static_cast<int>(problem.shift_step(result.along[2]));
-  if (d.count > 0 && h.count > 0 && result.shifts > 0)
+  for (int which = 0; which < gemm_series_count; ++which)
+  {
+    const axis_phase taps = problem.taps_of(result.along[2], which);
+    result.series[which]  = {static_cast<int>(taps.count),
+                             problem.left - static_cast<int>(taps.first_shift),
+                             -static_cast<int>(taps.shift_step)};
+  }
+  if (d.count > 0 && h.count > 0 && result.steps > 0)
   {
     result.taps[0]     = static_cast<int>(d.count);
     result.taps[1]     = static_cast<int>(h.count);
     const int rows     = result.taps[0] * result.taps[1];
-    result.stages      = rows * problem.row_stages(result.shifts, problem.chunk_blocks);
-    result.last_stages = rows * problem.row_stages(result.shifts, problem.blocks_of(problem.chunks() - 1));
+    result.stages      = rows * problem.row_stages(result.steps, problem.chunk_blocks);
+    result.last_stages = rows * problem.row_stages(result.steps, problem.blocks_of(problem.chunks() - 1));
   }
   return result;
 }

@@ -55,96 +55,88 @@ constexpr int64_t gemm_control_room(gemm_form form, int planes)
   return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 3 * 8 * 16 : 0);
 }
 
-/// Most pieces of weights that \p steps neighbouring steps of a row of \p count shifts can have.
-inline int most_pieces(const gemm_problem& problem, int steps, int count)
+/// Stages: as many whole blocks of channels as \p most_bytes hold, or one, or a part of one. \p phase: one with the most taps along w.
+inline void plan_stages(gemm_problem& problem, const gemm_phase& phase, int64_t most_bytes)
 {
-  int most = 0;
-  for (int first = 0; first < count; ++first)
+  const int steps         = std::max(phase.steps, 1);
+  const int64_t block     = int64_t{phase.pieces_before(steps, problem.sets)} * problem.piece_bytes();
+  problem.steps_per_stage = steps;
+  if (block <= most_bytes)
   {
-    most = std::max(most, problem.pieces_of_steps(first + steps, count) - problem.pieces_of_steps(first, count));
+    const auto blocks        = std::clamp<int>(static_cast<int>(most_bytes / std::max<int64_t>(block, 1)), 1, problem.chunk_blocks);
+    const int stages         = (problem.chunk_blocks + blocks - 1) / blocks;
+    problem.blocks_per_stage = (problem.chunk_blocks + stages - 1) / stages; // of about the same size
+    problem.stage_bytes      = problem.blocks_per_stage * static_cast<int>(block);
+    return;
   }
-  return most;
+  problem.blocks_per_stage = 1;
+  const int parts          = static_cast<int>(ceil_div(block, most_bytes));
+  problem.steps_per_stage  = (steps + parts - 1) / parts;
+  int most                 = 0;
+  for (int first = 0; first < steps; first += problem.steps_per_stage)
+  {
+    const int end = std::min(first + problem.steps_per_stage, steps);
+    most = std::max(most, phase.pieces_before(end, problem.sets) - phase.pieces_before(first, problem.sets));
+  }
+  problem.stage_bytes = most * problem.piece_bytes();
 }
 
-/// Steps per stage and room of a stage for the chunk of \p problem.
-inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
+/// Chooses chunks, rings and stages for the box of \p problem; false if it does not fit. \p phase: see plan_stages().
+inline bool plan_staging(gemm_problem& problem, int64_t most_rows, const gemm_phase& phase)
 {
-  const int count = static_cast<int>(most_shifts);
-  const int all   = problem.chunk_blocks * count;
-  int steps       = 1;
-  while (steps < std::min(all, gemm_most_steps)
-         && most_pieces(problem, steps + 1, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
-  {
-    ++steps;
-  }
-  // Stages of about the same size.
-  const int stages        = (all + steps - 1) / steps;
-  problem.steps_per_stage = (all + stages - 1) / stages;
-  problem.stage_bytes     = most_pieces(problem, problem.steps_per_stage, count) * problem.piece_bytes();
-}
-
-/// Chooses chunks and rings for the box of \p problem; false if it does not fit.
-inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_shifts)
-{
-  const int64_t total = tuning::implicit_gemm_shared_bytes;
-  const int blocks    = problem.blocks();
-  const auto stages   = [&] {
-    return (total - gemm_control_room(problem.form, problem.ring_planes)
-            - int64_t{problem.ring_planes} * problem.plane_bytes())
-         / problem.stage_bytes;
-  };
-  // The widest row alone must be addressable.
-  const int64_t plane_block = problem.block_bytes();
-  if (plane_block > total)
+  constexpr int64_t total = tuning::implicit_gemm_shared_bytes;
+  const int blocks        = problem.blocks();
+  if (problem.block_bytes() > total)
   {
     return false;
   }
-  problem.chunk_blocks = blocks;
-  plan_stages(problem, most_shifts);
-  problem.phase_stages  = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
-  const bool fits_whole = plane_block * blocks <= total;
-  const int chained     = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
-                                               : 2 * problem.planes;
-  const int64_t needed  = int64_t{problem.phase_stages} * problem.total_phases();
-  const struct
-  {
-    int planes;
-    int64_t stages;
-  } choices[] = {{2 * problem.planes, std::min<int64_t>(needed, 8)},
-                 {chained, tuning::implicit_gemm_min_stages},
-                 {problem.planes, tuning::implicit_gemm_min_stages}};
-  for (const auto& choice : choices)
-  {
-    problem.ring_planes = choice.planes;
-    if (fits_whole && problem.ring_planes <= 32 && stages() >= choice.stages)
+  const int chained = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
+                                           : 2 * problem.planes;
+  // Tries a number of blocks and planes that are staged at once.
+  const auto fits = [&](int chunk_blocks, int planes) {
+    problem.ring_planes  = planes;
+    problem.chunk_blocks = chunk_blocks;
+    // Smaller stages rather than few: a warpgroup may be ahead of another by so many.
+    const int64_t room  = total - gemm_control_room(problem.form, planes) - int64_t{planes} * problem.plane_bytes();
+    const int64_t step  = int64_t{problem.piece_bytes()} * problem.sets;
+    const int64_t stage = std::min(std::max<int64_t>(tuning::implicit_gemm_stage_bytes, step),
+                                   room / tuning::implicit_gemm_min_stages);
+    if (planes > 32 || stage < step)
     {
-      problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-      return true;
+      return false;
     }
+    plan_stages(problem, phase, stage);
+    if (room < int64_t{problem.stage_bytes} * tuning::implicit_gemm_min_stages)
+    {
+      return false;
+    }
+    problem.stages = static_cast<int>(std::min<int64_t>(room / problem.stage_bytes, tuning::implicit_gemm_max_stages));
+    problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
+                         * problem.row_stages(phase.steps, problem.chunk_blocks);
+    return true;
+  };
+  // The next tile is staged while this one is multiplied, where possible. Chunks are staged once per phase.
+  if (fits(blocks, chained))
+  {
+    return true;
+  }
+  const bool once = problem.total_phases() == 1;
+  if (!once && fits(blocks, problem.planes))
+  {
+    return true;
   }
   for (const int planes : {2 * problem.planes, problem.planes})
   {
-    problem.ring_planes = planes;
-    for (problem.chunk_blocks = blocks - 1; planes <= 32 && problem.chunk_blocks > 0; --problem.chunk_blocks)
+    for (int chunk = blocks - 1; chunk > 0; --chunk)
     {
-      if (plane_block * problem.chunk_blocks > total)
-      {
-        continue;
-      }
-      plan_stages(problem, most_shifts);
-      if (stages() >= tuning::implicit_gemm_min_stages)
+      if (fits(chunk, planes))
       {
         // As few chunks as fit, of about the same size.
-        problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
-        plan_stages(problem, most_shifts);
-        problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
-                             * problem.row_stages(static_cast<int>(most_shifts), problem.chunk_blocks);
-        problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-        return problem.stages >= 2;
+        return fits((blocks + problem.chunks() - 1) / problem.chunks(), planes);
       }
     }
   }
-  return false;
+  return fits(blocks, problem.planes);
 }
 
 /// Plans the tensor-core kernel for a valid canonical shape with at least one output.
@@ -193,14 +185,6 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
     }
   }
   problem.sets          = shape.stride[2] == 2 ? 2 : 1;
-  if (problem.sets == 2 && problem.shifts(0) > gemm_problem::most_shifts_of_two_sets)
-  {
-    problem.sets = 1;
-  }
-  for (int bit = 0; problem.sets == 2 && bit < 2 * problem.shifts(0); ++bit)
-  {
-    problem.present |= uint64_t{problem.tap(0, bit / 2, bit % 2) >= 0 ? 1U : 0U} << bit;
-  }
   problem.phases[2]     = (problem.phases[2] + problem.sets - 1) / problem.sets;
   problem.columns       = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
   problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
@@ -214,7 +198,12 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
   };
   const int64_t most_rows   = most_taps(0) * most_taps(1);
-  const int64_t most_shifts = problem.sets == 2 ? problem.shifts(0) : most_taps(2);
+  gemm_phase longest        = make_gemm_phase(problem, 0);
+  for (int w = 1; w < problem.phases[2]; ++w)
+  {
+    const gemm_phase phase = make_gemm_phase(problem, w);
+    longest                = phase.steps > longest.steps ? phase : longest;
+  }
   const int rows = visit_gemm_policy(problem.columns, problem.sets, [](auto policy) { return decltype(policy)::rows; });
   const int64_t cells[3] = {problem.axis[0].cells(), problem.axis[1].cells(), problem.axis[2].cells()};
   int64_t span[3];
@@ -271,7 +260,7 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
       candidate.rows     = static_cast<int>(h + span[1]);
       candidate.planes   = static_cast<int>(d + span[0]);
-      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, most_shifts))
+      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, longest))
       {
         continue;
       }

@@ -222,13 +222,15 @@ TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase
     phase.along[2]      = block::uniform(phase.along[2]);
     phase.taps[0]       = block::uniform(phase.taps[0]);
     phase.taps[1]       = block::uniform(phase.taps[1]);
-    phase.shifts        = block::uniform(phase.shifts);
+    phase.steps         = block::uniform(phase.steps);
     phase.plane         = block::uniform(phase.plane);
     phase.plane_step    = block::uniform(phase.plane_step);
     phase.row           = block::uniform(phase.row);
     phase.row_step      = block::uniform(phase.row_step);
-    phase.first_shift   = block::uniform(phase.first_shift);
-    phase.shift_step    = block::uniform(phase.shift_step);
+    for (gemm_series& series : phase.series)
+    {
+      series = {block::uniform(series.count), block::uniform(series.position), block::uniform(series.step)};
+    }
   }
   return phase;
 }
@@ -398,7 +400,6 @@ TCONV_DEVICE void stream_weights(
   const int phases  = problem.total_phases();
   const int chunks  = problem.chunks();
   const int pieces  = problem.piece_bytes();
-  const int at_once = problem.steps_per_stage;
   block::ring_place place;
   bool filled                  = false; // the ring has been filled once
   block::gemm_control& control = block::control_data();
@@ -411,34 +412,37 @@ TCONV_DEVICE void stream_weights(
         packed + (static_cast<int64_t>(channel_tile) * phases + p) * problem.phase_stages * problem.stage_bytes;
       const gemm_phase& phase = p < gemm_problem::listed ? problem.list[p] : list[p];
       const int rows          = phase.taps[0] * phase.taps[1];
-      const int shifts        = phase.shifts;
       for (int chunk = 0; chunk < chunks; ++chunk)
       {
-        const int steps = problem.blocks_of(chunk) * shifts;
-        for (int row = 0; row < rows; ++row)
+        const int stages = rows * problem.row_stages(phase.steps, problem.blocks_of(chunk));
+        // Of the stages of a row, parts of blocks are the faster digit.
+        int block = 0;
+        int step  = 0;
+        for (int stage = 0; stage < stages; ++stage)
         {
-          for (int step = 0; step < steps; step += at_once)
+          const int rest   = problem.blocks_of(chunk) - block;
+          const int blocks = rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage;
+          const int end    = step + problem.steps_per_stage < phase.steps ? step + problem.steps_per_stage : phase.steps;
+          const int count  = phase.pieces_before(end, problem.sets) - phase.pieces_before(step, problem.sets);
+          const auto bytes = static_cast<unsigned>(blocks * count * pieces);
+          step             = end < phase.steps ? end : 0;
+          block            = step > 0 ? block : (rest == blocks ? 0 : block + blocks);
+          if (filled)
           {
-            const int end    = step + at_once < steps ? step + at_once : steps;
-            const int count  = problem.pieces_of_steps(end, shifts) - problem.pieces_of_steps(step, shifts);
-            const auto bytes = static_cast<unsigned>(count * pieces);
-            if (filled)
-            {
-              block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
-            }
-            uint64_t* full = &control.full[place.slot];
-            cuda::ptx::mbarrier_arrive_expect_tx(
-              cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
-            cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
-                                     cuda::ptx::space_global,
-                                     block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
-                                     source,
-                                     bytes,
-                                     full);
-            source += problem.stage_bytes;
-            place.advance(problem.stages);
-            filled = filled || place.slot == 0;
+            block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
           }
+          uint64_t* full = &control.full[place.slot];
+          cuda::ptx::mbarrier_arrive_expect_tx(
+            cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
+          cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
+                                   cuda::ptx::space_global,
+                                   block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+                                   source,
+                                   bytes,
+                                   full);
+          source += problem.stage_bytes;
+          place.advance(problem.stages);
+          filled = filled || place.slot == 0;
         }
       }
     }
@@ -659,8 +663,8 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
         }
       }
       exponent       = state.tile.exponent;
-      const int steps = problem.blocks_of(chunk) * phase.shifts;
-      int plane       = state.tile.first_plane + origin.cell[0] + phase.plane;
+      const int blocks = problem.blocks_of(chunk);
+      int plane        = state.tile.first_plane + origin.cell[0] + phase.plane;
       // Of the first tap along h; planes follow each other in a ring.
       const int corner = problem.staged_at + phase.row + origin.cell[1] * problem.row_bytes()
                        + origin.cell[2] * gemm_position_bytes;
@@ -669,38 +673,39 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       for (int d = 0; d < phase.taps[0]; ++d)
       {
         const int slot = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
-        int row        = corner + slot * problem.plane_bytes();
+        unsigned row   = (memory + static_cast<unsigned>(corner + slot * problem.plane_bytes())) / 16;
 #  pragma unroll 1
         for (int h = 0; h < phase.taps[1]; ++h)
         {
-          block::step_walk walk(problem, phase);
+          unsigned at = row;
 #  pragma unroll 1
-          for (int step = 0; step < steps; step += problem.steps_per_stage)
+          for (int block = 0; block < blocks; block += problem.blocks_per_stage)
           {
-            block::ring_place& place = state.place;
-            block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
-            const int rest = steps - step;
-            block::multiply_stage<Policy, Form>(
-              sums,
-              problem,
-              phase,
-              block::wgmma::describe(memory + static_cast<unsigned>(row),
-                                     static_cast<unsigned>(problem.slab_bytes()),
-                                     problem.down ? static_cast<unsigned>(problem.row_bytes())
-                                                  : gemm_run * gemm_position_bytes),
-              block::wgmma::describe(
-                memory + static_cast<unsigned>(problem.ring_at + place.slot * problem.stage_bytes), 128, 256),
-              rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
-              walk);
-            block::wgmma::wait<1>();
-            if (!problem.resident && used >= 0 && block::elected())
+            const int rest = blocks - block;
+#  pragma unroll 1
+            for (int step = 0; step < phase.steps; step += problem.steps_per_stage)
             {
-              block::arrive_barrier(&control.empty[used]);
+              block::ring_place& place = state.place;
+              block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
+              block::multiply_stage<Policy, Form>(
+                sums,
+                problem,
+                phase,
+                at,
+                (memory + static_cast<unsigned>(problem.ring_at + place.slot * problem.stage_bytes)) / 16,
+                rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage,
+                step);
+              block::wgmma::wait<1>();
+              if (!problem.resident && used >= 0 && block::elected())
+              {
+                block::arrive_barrier(&control.empty[used]);
+              }
+              used = place.slot;
+              place.advance(problem.stages);
             }
-            used = place.slot;
-            place.advance(problem.stages);
+            at += static_cast<unsigned>(problem.blocks_per_stage * problem.block_bytes()) / 16;
           }
-          row += phase.row_step;
+          row += static_cast<unsigned>(phase.row_step / 16);
         }
         plane += phase.plane_step;
       }

@@ -13,31 +13,36 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace kernel
 {
 
-/// One stage: which taps and steps it holds.
+/// One stage: which taps, blocks of input channels and steps it holds.
 struct packed_stage
 {
-  int first_block; ///< block of input channels, of all, that step 0 of the row belongs to
-  int first_step;  ///< within the row
+  int first_block; ///< of all input channels
+  int blocks;
+  int first_step; ///< of each block
   int steps;
   int tap[2]; ///< along d and h
 
   /// Stage \p index of \p phase.
   TCONV_DEVICE packed_stage(const gemm_problem& problem, const gemm_phase& phase, int index)
   {
-    const int chunk  = index / phase.stages;
-    const int blocks = problem.blocks_of(chunk);
-    const int stages = problem.row_stages(phase.shifts, blocks);
+    const int chunk = index / phase.stages;
+    const int all   = problem.blocks_of(chunk);
     index -= chunk * phase.stages;
-    const int row   = index / stages;
-    first_block     = chunk * problem.chunk_blocks;
-    first_step      = (index - row * stages) * problem.steps_per_stage;
-    const int rest  = blocks * phase.shifts - first_step;
+    const int in_row = problem.row_stages(phase.steps, all);
+    const int row    = index / in_row;
+    index -= row * in_row;
+    const int parts = (phase.steps + problem.steps_per_stage - 1) / problem.steps_per_stage;
+    const int at    = index / parts * problem.blocks_per_stage;
+    first_block     = chunk * problem.chunk_blocks + at;
+    blocks          = all - at < problem.blocks_per_stage ? all - at : problem.blocks_per_stage;
+    first_step      = index % parts * problem.steps_per_stage;
+    const int rest  = phase.steps - first_step;
     steps           = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
-    const int at[2] = {row / phase.taps[1], row % phase.taps[1]};
+    const int taps_at[2] = {row / phase.taps[1], row % phase.taps[1]};
     for (int a = 0; a < 2; ++a)
     {
       const axis_phase taps = problem.phase(a, phase.along[a]);
-      tap[a]                = static_cast<int>(taps.first_tap) + at[a] * static_cast<int>(taps.tap_step);
+      tap[a]                = static_cast<int>(taps.first_tap) + taps_at[a] * static_cast<int>(taps.tap_step);
     }
   }
 };
@@ -155,19 +160,23 @@ __global__ __launch_bounds__(Threads) void prepare_implicit_gemm(const __grid_co
     const packed_stage stage(problem, phase, number);
     unsigned char* target = packed + (static_cast<int64_t>(tile) * rows + index) * problem.stage_bytes + in_tile * 256;
     const int row         = (stage.tap[0] * kernel_h + stage.tap[1]) * kernel_w;
-    int step              = 0; // of the stage
+    int in_stage          = 0; // block of channels
+    int step              = 0; // of the block
     int set               = 0;
     // Of the next piece: weight of the first channel of its block at tap 0 of the row, tap; negative at the end.
     const auto next = [&](int& block) {
-      while (step < stage.steps)
+      while (in_stage < stage.blocks)
       {
-        const int at   = stage.first_step + step;
-        block          = stage.first_block + at / phase.shifts;
-        const auto tap = static_cast<int>(problem.tap(phase.along[2], at % phase.shifts, set));
+        block          = stage.first_block + in_stage;
+        const auto tap = static_cast<int>(problem.tap(phase.along[2], stage.first_step + step, set));
         if (++set == problem.sets)
         {
           set = 0;
-          ++step;
+          if (++step == stage.steps)
+          {
+            step = 0;
+            ++in_stage;
+          }
         }
         if (tap >= 0)
         {
