@@ -249,17 +249,24 @@ TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists
   }
 }
 
+/// How x is read: what one load brings.
+enum class input_vector
+{
+  none,      ///< an element
+  positions, ///< 4 neighbours along w of one channel
+  channels   ///< 4 channels of one position (channels last)
+};
+
 /// Stages planes of a tile: items of 4 channels x 4 positions along w. Called by the staging warps together.
 template <gemm_form Form, int Warps, class In>
 struct plane_stager
 {
   static constexpr int slabs = gemm_form_traits::of(Form).slabs;
 
-  /// What one thread loads at once: words[c] holds 4 neighbouring elements of channel c.
+  /// What one thread loads at once: words[c] holds 4 neighbouring elements of channel c (of 16 bits: two words of neighbours).
   struct item
   {
-    static constexpr int words_per_channel = static_cast<int>(sizeof(In));
-    unsigned words[4][words_per_channel];
+    unsigned words[4][sizeof(In)];
 
     /// fp32 tensors.
     TCONV_DEVICE float value(int c, int p) const { return __uint_as_float(words[c][p]); }
@@ -276,8 +283,8 @@ struct plane_stager
 
   const gemm_problem& problem;
   const In* x;
-  bool quads; ///< 4 neighbours along w can be loaded at once
-  int warp;   ///< of the staging warps
+  input_vector vector;
+  int warp; ///< of the staging warps
   int lane;
 
   // Of the plane at hand.
@@ -315,49 +322,59 @@ struct plane_stager
     return Form == gemm_form::split ? place(at, (at.quarter >> 1) + 2 * (at.quarter & 1)) : target_of(at);
   }
 
-  /// Starts to copy item \p number, 4 neighbours at once, to its waiting place.
+  /// Starts to copy item \p number, 4 elements at once, to its waiting place: vector i to the place of position i. (4 channels of 16
+  /// bits are staged then: their waiting place is where they belong.)
+  template <input_vector Vector>
   TCONV_DEVICE void copy(int number, unsigned char* plane) const
   {
+    constexpr bool along_w  = Vector == input_vector::positions;
     const auto in_h         = static_cast<int>(problem.axis[1].in);
     const auto in_w         = static_cast<int>(problem.axis[2].in);
     const auto channel_step = static_cast<unsigned>(problem.x.channel);
+    const auto step         = static_cast<unsigned>(along_w ? 1 : problem.x.position);
     const location at       = locate(number);
     const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
     const int h             = first_h + at.row;
     const int w             = first_w + 4 * at.column;
-    const bool inside       = plane_inside && h >= 0 && h < in_h && w >= 0 && w < in_w;
+    const bool inside       = plane_inside && h >= 0 && h < in_h;
     // Offsets within a sample fit 32 bits.
-    unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column)
+    unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
                     + static_cast<unsigned>(channel) * channel_step;
     unsigned char* to = plane + waiting_place(at);
     TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < 4; ++c)
+    for (int i = 0; i < 4; ++i)
     {
-      const bool exists = inside && channel + c < static_cast<int>(problem.in_channels);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + c * gemm_position_bytes, exists ? sample + source : x, exists);
-      source += channel_step;
+      const int w_of       = along_w ? w : w + i;
+      const int channel_of = along_w ? channel + i : channel;
+      const bool exists    = inside && w_of >= 0 && w_of < in_w && channel_of < static_cast<int>(problem.in_channels);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + i * gemm_position_bytes, exists ? sample + source : x, exists);
+      source += along_w ? channel_step : step;
     }
   }
-  /// Takes an item that has been copied.
+  /// Takes an item that has been copied and is to be converted.
+  template <input_vector Vector>
   TCONV_DEVICE void take(item& of, int number, const unsigned char* plane) const
   {
     const unsigned char* from = plane + waiting_place(locate(number));
     TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < 4; ++c)
+    for (int i = 0; i < 4; ++i)
     {
       if constexpr (sizeof(In) == 4)
       {
-        const uint4 v  = *reinterpret_cast<const uint4*>(from + c * gemm_position_bytes);
-        of.words[c][0] = v.x;
-        of.words[c][1] = v.y;
-        of.words[c][2] = v.z;
-        of.words[c][3] = v.w;
+        const uint4 v           = *reinterpret_cast<const uint4*>(from + i * gemm_position_bytes);
+        const unsigned parts[4] = {v.x, v.y, v.z, v.w};
+        TCONV_PRAGMA_UNROLL
+        for (int k = 0; k < 4; ++k)
+        {
+          (Vector == input_vector::channels ? of.words[k][i] : of.words[i][k]) = parts[k];
+        }
       }
       else
       {
-        const uint2 v  = *reinterpret_cast<const uint2*>(from + c * gemm_position_bytes);
-        of.words[c][0] = v.x;
-        of.words[c][1] = v.y;
+        static_assert(Vector == input_vector::positions, "tconv: 4 channels of 16 bits are staged as they are");
+        const uint2 v  = *reinterpret_cast<const uint2*>(from + i * gemm_position_bytes);
+        of.words[i][0] = v.x;
+        of.words[i][1] = v.y;
       }
     }
   }
@@ -546,20 +563,34 @@ struct plane_stager
   }
 
   /// Loads, inspects and stores the items of this warp; bit i of the result is set where an input of turn i may be lost.
-  template <bool Quads>
+  template <input_vector Vector>
   TCONV_DEVICE unsigned stage_items(unsigned char* plane, float threshold, float scale, float& peak) const
   {
-    if constexpr (Quads)
+    if constexpr (Vector != input_vector::none)
     {
       // All are under way at once.
 #pragma unroll 1
       for (int number = warp * 32 + lane; number < items; number += Warps * 32)
       {
-        copy(number, plane);
+        copy<Vector>(number, plane);
       }
       copy_async_commit();
       copy_async_wait<0>();
     }
+    if constexpr (Vector == input_vector::channels && sizeof(In) == 2)
+    {
+      return 0; // staged already
+    }
+    else
+    {
+      return convert_items<Vector>(plane, threshold, scale, peak);
+    }
+  }
+
+  /// Inspects and stores the items of this warp, loaded before unless Vector is none; result as of stage_items().
+  template <input_vector Vector>
+  TCONV_DEVICE unsigned convert_items(unsigned char* plane, float threshold, float scale, float& peak) const
+  {
     unsigned suspicious = 0;
     unsigned turn       = 1;
 #pragma unroll 1
@@ -567,13 +598,13 @@ struct plane_stager
     {
       const int number = base + lane;
       item now{};
-      if constexpr (!Quads)
+      if constexpr (Vector == input_vector::none)
       {
         load(now, number);
       }
       else if (number < items)
       {
-        take(now, number, plane);
+        take<Vector>(now, number, plane);
       }
       __syncwarp(); // two lanes share the places that are written from here on
       if constexpr (Form == gemm_form::split)
@@ -608,8 +639,17 @@ struct plane_stager
     const float threshold = power_of_two(-2 - exponent);
     int lost_count        = 0;
 
-    const unsigned suspicious = quads ? stage_items<true>(plane, threshold, scale, peak)
-                                      : stage_items<false>(plane, threshold, scale, peak);
+    unsigned suspicious = 0;
+    switch (vector)
+    {
+      case input_vector::positions:
+        suspicious = stage_items<input_vector::positions>(plane, threshold, scale, peak);
+        break;
+      case input_vector::channels:
+        suspicious = stage_items<input_vector::channels>(plane, threshold, scale, peak);
+        break;
+      default: suspicious = stage_items<input_vector::none>(plane, threshold, scale, peak);
+    }
     if constexpr (Form == gemm_form::split)
     {
       const unsigned turns = __reduce_or_sync(0xffffffffu, suspicious);

@@ -65,6 +65,14 @@ struct gemm_series
 };
 inline constexpr int gemm_series_count = 3;
 
+/// Where a tap along w belongs.
+struct gemm_tap_place
+{
+  int group; ///< of phases
+  int step;  ///< of a block of channels
+  int set;
+};
+
 /// What the main loop needs to know of a phase; of the first most_phases the
 /// launcher makes a list, of others the packing kernel. Taps along d and h (rows of steps) are
 /// numbered with h fastest; staged planes and rows of neighbouring taps are the same distance apart.
@@ -129,7 +137,6 @@ struct gemm_problem
   float lost           = 0.0f;  ///< split form: relative error of an operand that the error bound lets through
   int ring_at          = 0;     ///< bytes of shared memory before the ring of weights
   int staged_at        = 0;     ///< and before the staged input
-  int pack_slices      = 1;     ///< blocks of the packing kernel per 8 columns
 
   TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const
   {
@@ -204,6 +211,25 @@ struct gemm_problem
       j -= taps.count;
     }
     return -1;
+  }
+  /// Inverse of tap(): where tap \p t belongs.
+  TCONV_HOST_DEVICE constexpr gemm_tap_place place(int64_t t) const
+  {
+    const auto r    = static_cast<int>(axis[2].tap_phase(t));
+    const int set   = r % sets;
+    const int group = r / sets;
+    int64_t before  = 0; // steps of series
+    for (int which = 0; which < gemm_series_count; ++which)
+    {
+      const axis_phase taps = taps_of(group * sets, which);
+      const int64_t along   = t - taps.first_tap - (which == 0 ? 0 : set);
+      if ((sets_of(sets, which) >> set & 1) != 0 && along >= 0 && along < taps.count * taps.tap_step)
+      {
+        return {group, static_cast<int>(before + along / taps.tap_step), set};
+      }
+      before += taps.count;
+    }
+    return {};
   }
   /// Stages of one row (taps along d and h fixed) of \p steps steps a block and \p channels blocks of channels.
   TCONV_HOST_DEVICE constexpr int row_stages(int steps, int channels) const

@@ -302,10 +302,8 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
                   && problem.total_phases() <= gemm_problem::listed && used <= problem.stages;
   const int64_t stage_count = int64_t{problem.channel_tiles} * problem.total_phases() * problem.phase_stages;
   plan.packed_bytes         = stage_count * problem.stage_bytes;
-  const int64_t groups      = int64_t{problem.channel_tiles} * problem.columns / 8;
-  problem.pack_slices       = static_cast<int>(std::clamp<int64_t>(
-    2048 / groups, 1, std::max<int64_t>(int64_t{problem.total_phases()} * problem.phase_stages, 1)));
-  plan.pack_blocks          = static_cast<int>(groups) * problem.pack_slices;
+  const int64_t groups      = int64_t{problem.channel_tiles} * problem.columns / tuning::implicit_gemm_pack_columns;
+  plan.pack_blocks          = static_cast<int>(groups) * tuning::implicit_gemm_pack_cluster;
   problem.ring_at           = static_cast<int>(gemm_control_room(form, problem.ring_planes));
   problem.staged_at         = problem.ring_at + problem.stages * problem.stage_bytes;
   plan.shared_bytes         = problem.staged_at + problem.ring_planes * problem.plane_bytes();

@@ -462,8 +462,14 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   block::gemm_control& control = block::control_data();
   const int warp               = block::uniform(static_cast<int>(threadIdx.x) / 32) - (Policy::threads / 32 - warps);
   const int lane               = static_cast<int>(threadIdx.x) % 32;
-  const bool quads             = problem.quads && reinterpret_cast<unsigned long long>(x) % (4 * sizeof(In)) == 0;
-  block::plane_stager<Form, warps, In> stager{problem, x, quads, warp, lane};
+  const bool aligned           = reinterpret_cast<unsigned long long>(x) % (4 * sizeof(In)) == 0;
+  const bool last              = problem.x.channels_last();
+  block::input_vector vector   = block::input_vector::none;
+  if (aligned && (last ? problem.x.position % 4 == 0 && problem.in_channels % 4 == 0 : problem.quads))
+  {
+    vector = last ? block::input_vector::channels : block::input_vector::positions;
+  }
+  block::plane_stager<Form, warps, In> stager{problem, x, vector, warp, lane};
 
   const int planes  = problem.planes;
   const int ring    = problem.ring_planes;

@@ -221,7 +221,11 @@ private:
       if (tensor_cores)
       {
         const kernel::store_gemm_outputs<chain_of_run, element> finish{
-          functors_of_run, to.data, to.strides, !last && vector(2 * gemm.problem.sets)};
+          functors_of_run,
+          to.data,
+          to.strides,
+          last ? vector(block::fragment_channel_vector<element>)
+               : shape.stride[2] == gemm.problem.sets && vector(2 * gemm.problem.sets)};
         return launch_gemm(x, w, finish, opts, space, stream);
       }
 #endif

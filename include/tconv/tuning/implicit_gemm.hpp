@@ -42,6 +42,10 @@ inline constexpr int implicit_gemm_stage_bytes = 12 * 1024;
 /// Stages of weights: at least, and as many as are worth having.
 inline constexpr int implicit_gemm_min_stages = 4;
 inline constexpr int implicit_gemm_max_stages = 32;
+/// The packing kernel: columns that a cluster of blocks packs together.
+inline constexpr int implicit_gemm_pack_columns = 8;
+inline constexpr int implicit_gemm_pack_cluster = 8;
+inline constexpr int implicit_gemm_pack_threads = 256;
 /// Multiprocessors of the device that the tiles are cut for.
 inline constexpr int64_t implicit_gemm_multiprocessors = 132;
 /// Packed weights beyond which the engine is not used.
