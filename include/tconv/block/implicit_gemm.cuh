@@ -723,38 +723,41 @@ struct ring_place
 };
 
 /// Multiplies by one piece of weights. Operands are addresses in units of 16 bytes, the upper halves of their descriptors apart: \p a of
-/// the staged input's first slab, whose slabs are \p slab apart, \p b of the packed weights.
+/// the staged input's first slab, whose slabs are \p slab apart, \p b of the packed weights. \p accumulate: 0 if sums hold nothing yet.
 template <int Columns, gemm_form Form>
 TCONV_DEVICE void
-multiply_piece(float (&sums)[Columns / 2], unsigned a, uint64_t a_layout, unsigned slab, unsigned b, uint64_t b_layout)
+multiply_piece(
+  float (&sums)[Columns / 2], unsigned a, uint64_t a_layout, unsigned slab, unsigned b, uint64_t b_layout, int accumulate)
 {
   constexpr unsigned term = Columns * 32 / 16;
   if constexpr (Form == gemm_form::split)
   {
-    wgmma::multiply_fp16<Columns>(sums, a_layout | (a + 2 * slab), b_layout | b);
+    wgmma::multiply_fp16<Columns>(sums, a_layout | (a + 2 * slab), b_layout | b, accumulate);
     wgmma::multiply_fp16<Columns>(sums, a_layout | (a + 4 * slab), b_layout | (b + term));
     wgmma::multiply_fp16<Columns>(sums, a_layout | a, b_layout | b);
   }
   else if constexpr (Form == gemm_form::tf32)
   {
-    wgmma::multiply_tf32<Columns>(sums, a_layout | a, b_layout | b);
+    wgmma::multiply_tf32<Columns>(sums, a_layout | a, b_layout | b, accumulate);
     wgmma::multiply_tf32<Columns>(sums, a_layout | (a + 2 * slab), b_layout | (b + term));
   }
   else if constexpr (Form == gemm_form::bf16)
   {
-    wgmma::multiply_bf16<Columns>(sums, a_layout | a, b_layout | b);
+    wgmma::multiply_bf16<Columns>(sums, a_layout | a, b_layout | b, accumulate);
   }
   else
   {
-    wgmma::multiply_fp16<Columns>(sums, a_layout | a, b_layout | b);
+    wgmma::multiply_fp16<Columns>(sums, a_layout | a, b_layout | b, accumulate);
   }
 }
 
 /// Starts to multiply a stage: \p blocks blocks of channels, of each the steps from \p step on. \p a: the warpgroup's staged input for
 /// the stage's taps along d and h and its first block, position 0; \p b: the weights; both in units of 16 bytes. Called by a
-/// warpgroup; the products are a group that has been committed.
+/// warpgroup; the products are a group that has been committed. \p holds: per set, 0 if its accumulators are to be written and not added
+/// to; 1 on return where they have been.
 template <class Policy, gemm_form Form>
 TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
+                                 int (&holds)[Policy::sets],
                                  const gemm_problem& problem,
                                  const gemm_phase& phase,
                                  unsigned a,
@@ -796,7 +799,8 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
         {
           if ((gemm_problem::sets_of(sets, which) >> set & 1) != 0)
           {
-            multiply_piece<Policy::columns, Form>(sums[set], at, a_layout, slab, b, b_layout);
+            multiply_piece<Policy::columns, Form>(sums[set], at, a_layout, slab, b, b_layout, holds[set]);
+            holds[set] = 1;
             b += piece;
           }
         }

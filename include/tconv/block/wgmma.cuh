@@ -86,7 +86,7 @@ TCONV_DEVICE uint64_t describe(unsigned address, unsigned along_k, unsigned alon
                  "%16, %17, accumulate, " immediates ";\n"                                            \
                  "}\n"                                                                                                 \
                  : TCONV_WGMMA_ROW(0)                                                                                  \
-                 : "l"(a), "l"(b), "r"(1))
+                 : "l"(a), "l"(b), "r"(accumulate))
 
 // The operands of an instruction with 64 columns: its accumulators, the descriptors of A and B, whether D is added.
 #  define TCONV_WGMMA_64(shape_and_types, immediates)                                                                  \
@@ -99,7 +99,7 @@ TCONV_DEVICE uint64_t describe(unsigned address, unsigned along_k, unsigned alon
                  "%32, %33, accumulate, " immediates ";\n"                                            \
                  "}\n"                                                                                                 \
                  : TCONV_WGMMA_ROW(0), TCONV_WGMMA_ROW(16)                                                             \
-                 : "l"(a), "l"(b), "r"(1))
+                 : "l"(a), "l"(b), "r"(accumulate))
 
 // The operands of an instruction with 128 columns: its accumulators, the descriptors of A and B, whether D is added.
 #  define TCONV_WGMMA_128(shape_and_types, immediates)                                                                 \
@@ -114,11 +114,11 @@ TCONV_DEVICE uint64_t describe(unsigned address, unsigned along_k, unsigned alon
                  "%64, %65, accumulate, " immediates ";\n"                                            \
                  "}\n"                                                                                                 \
                  : TCONV_WGMMA_ROW(0), TCONV_WGMMA_ROW(16), TCONV_WGMMA_ROW(32), TCONV_WGMMA_ROW(48)                   \
-                 : "l"(a), "l"(b), "r"(1))
+                 : "l"(a), "l"(b), "r"(accumulate))
 
-/// sums += A * B for fp16 operands, K = 16.
+/// sums = A * B, plus sums where \p accumulate is not 0, for fp16 operands, K = 16.
 template <int Columns>
-TCONV_DEVICE void multiply_fp16(float (&sums)[Columns / 2], uint64_t a, uint64_t b)
+TCONV_DEVICE void multiply_fp16(float (&sums)[Columns / 2], uint64_t a, uint64_t b, int accumulate = 1)
 {
   static_assert(Columns == 32 || Columns == 64 || Columns == 128, "tconv: no instruction with so many columns");
   if constexpr (Columns == 32)
@@ -135,9 +135,9 @@ TCONV_DEVICE void multiply_fp16(float (&sums)[Columns / 2], uint64_t a, uint64_t
   }
 }
 
-/// sums += A * B for bf16 operands, K = 16.
+/// The same for bf16 operands, K = 16.
 template <int Columns>
-TCONV_DEVICE void multiply_bf16(float (&sums)[Columns / 2], uint64_t a, uint64_t b)
+TCONV_DEVICE void multiply_bf16(float (&sums)[Columns / 2], uint64_t a, uint64_t b, int accumulate = 1)
 {
   static_assert(Columns == 32 || Columns == 64 || Columns == 128, "tconv: no instruction with so many columns");
   if constexpr (Columns == 32)
@@ -154,9 +154,9 @@ TCONV_DEVICE void multiply_bf16(float (&sums)[Columns / 2], uint64_t a, uint64_t
   }
 }
 
-/// sums += A * B for tf32 operands, K = 8.
+/// The same for tf32 operands, K = 8.
 template <int Columns>
-TCONV_DEVICE void multiply_tf32(float (&sums)[Columns / 2], uint64_t a, uint64_t b)
+TCONV_DEVICE void multiply_tf32(float (&sums)[Columns / 2], uint64_t a, uint64_t b, int accumulate = 1)
 {
   static_assert(Columns == 32 || Columns == 64 || Columns == 128, "tconv: no instruction with so many columns");
   if constexpr (Columns == 32)

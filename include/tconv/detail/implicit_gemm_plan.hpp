@@ -186,17 +186,22 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   }
   problem.sets          = shape.stride[2] == 2 ? 2 : 1;
   problem.phases[2]     = (problem.phases[2] + problem.sets - 1) / problem.sets;
+  const auto most_taps = [&](int a) {
+    return ceil_div(
+      problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
+  };
+  const int64_t chain   = most_taps(0) * most_taps(1) * most_taps(2) * shape.in_channels;
+  const int most_columns = form == gemm_form::split && chain > tuning::implicit_gemm_longest_chain
+                             ? 2 * tuning::implicit_gemm_most_promoted / problem.sets
+                             : 128;
   problem.columns       = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
+  problem.columns       = std::min(problem.columns, most_columns);
   problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
   plan.whole_rows       = problem.channel_tiles == 1;
   // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
   // not held exactly, and a quarter for weights.
   problem.lost = std::min(static_cast<float>(shape.in_channels + 8) / 4.0f, 64.0f) / 16777216.0f;
 
-  const auto most_taps = [&](int a) {
-    return ceil_div(
-      problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
-  };
   const int64_t most_rows   = most_taps(0) * most_taps(1);
   gemm_phase longest        = make_gemm_phase(problem, 0);
   for (int w = 1; w < problem.phases[2]; ++w)

@@ -257,6 +257,21 @@ TCONV_DEVICE bool landing_shift(const conv_axis& axis, int along, int t, int& sh
   return shift * stride == origin;
 }
 
+/// All accumulators of a thread become \p v.
+template <class Policy>
+TCONV_DEVICE void set_accumulators(block::gemm_accumulators<Policy>& sums, float v)
+{
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < Policy::columns / 2; ++i)
+    {
+      sums[set][i] = v;
+    }
+  }
+}
+
 /// All outputs of the thread in fp32, from global memory: for tiles whose magnitudes the split form cannot hold.
 template <class Policy, class In>
 TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
@@ -274,15 +289,7 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
   const auto in_d       = static_cast<int>(axis[0].in);
   const auto in_h       = static_cast<int>(axis[1].in);
   const auto in_w       = static_cast<int>(axis[2].in);
-  TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < Policy::columns / 2; ++i)
-    {
-      sums[set][i] = 0.0f;
-    }
-  }
+  set_accumulators<Policy>(sums, 0.0f);
   const In* sample = x + tile.n * problem.x.sample;
 #  pragma unroll 1
   for (int tap = 0; tap < all; ++tap)
@@ -630,16 +637,13 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
 #  pragma unroll 1
   for (int p = 0; p < phases; ++p)
   {
+    // Where registers allow, fp32-class sums do not stay in the tensor core, which truncates: those of each stage are added here.
+    constexpr bool promote = Form == gemm_form::split && Policy::accumulators <= tuning::implicit_gemm_most_promoted;
     block::gemm_accumulators<Policy> sums;
-    TCONV_PRAGMA_UNROLL
-    for (int set = 0; set < Policy::sets; ++set)
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int i = 0; i < Policy::columns / 2; ++i)
-      {
-        sums[set][i] = 0.0f;
-      }
-    }
+    block::gemm_accumulators<Policy> products;
+    auto& accumulators = promote ? products : sums; // of the tensor core
+    set_accumulators<Policy>(sums, 0.0f);
+    set_accumulators<Policy>(accumulators, 0.0f);
     const gemm_phase phase = read_phase(problem, list, p);
     int exponent           = 0;
     bool one_by_one        = Careful && uniform(control.one_by_one) != 0;
@@ -693,15 +697,34 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
             {
               block::ring_place& place = state.place;
               block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
+              int holds[Policy::sets];
+              TCONV_PRAGMA_UNROLL
+              for (int set = 0; set < Policy::sets; ++set)
+              {
+                holds[set] = promote ? 0 : 1;
+              }
               block::multiply_stage<Policy, Form>(
-                sums,
+                accumulators,
+                holds,
                 problem,
                 phase,
                 at,
                 (memory + static_cast<unsigned>(problem.ring_at + place.slot * problem.stage_bytes)) / 16,
                 rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage,
                 step);
-              block::wgmma::wait<1>();
+              block::wgmma::wait<promote ? 0 : 1>();
+              if constexpr (promote)
+              {
+                TCONV_PRAGMA_UNROLL
+                for (int set = 0; set < Policy::sets; ++set)
+                {
+                  TCONV_PRAGMA_UNROLL
+                  for (int i = 0; i < Policy::columns / 2; ++i)
+                  {
+                    sums[set][i] += holds[set] != 0 ? products[set][i] : 0.0f;
+                  }
+                }
+              }
               if (!problem.resident && used >= 0 && block::elected())
               {
                 block::arrive_barrier(&control.empty[used]);
