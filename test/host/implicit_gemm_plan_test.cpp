@@ -67,8 +67,12 @@ std::vector<std::vector<piece>> stages_of(const gemm_problem& problem, const gem
 }
 
 /// The main loop's walk over the stage that begins at block \p block and step \p step, as block::multiply_stage() does it.
-void check_main_loop(
-  const gemm_problem& problem, const gemm_phase& phase, int blocks, int block, int step, const std::vector<piece>& stage)
+void check_main_loop(const gemm_problem& problem,
+                     const gemm_phase& phase,
+                     int blocks,
+                     int block,
+                     int step,
+                     const std::vector<piece>& stage)
 {
   std::size_t next = 0;
   for (int b = block; b < std::min(block + problem.blocks_per_stage, blocks); ++b)

@@ -347,7 +347,8 @@ struct plane_stager
       const int w_of       = along_w ? w : w + i;
       const int channel_of = along_w ? channel + i : channel;
       const bool exists    = inside && w_of >= 0 && w_of < in_w && channel_of < static_cast<int>(problem.in_channels);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + i * gemm_position_bytes, exists ? sample + source : x, exists);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(
+        to + i * gemm_position_bytes, exists ? sample + source : x, exists);
       source += along_w ? channel_step : step;
     }
   }
@@ -452,7 +453,7 @@ struct plane_stager
           lo[i]              = pack_pair<__half>(t[2 * i] - back.x, t[2 * i + 1] - back.y);
           reduced[i]         = *reinterpret_cast<const unsigned*>(&low);
         }
-        *reinterpret_cast<uint2*>(to)                              = make_uint2(hi[0], hi[1]);
+        *reinterpret_cast<uint2*>(to)                            = make_uint2(hi[0], hi[1]);
         *reinterpret_cast<uint2*>(to + 2 * problem.slab_bytes()) = make_uint2(lo[0], lo[1]);
         *reinterpret_cast<uint2*>(to + 4 * problem.slab_bytes()) = make_uint2(reduced[0], reduced[1]);
       }
@@ -725,9 +726,13 @@ struct ring_place
 /// Multiplies by one piece of weights. Operands are addresses in units of 16 bytes, the upper halves of their descriptors apart: \p a of
 /// the staged input's first slab, whose slabs are \p slab apart, \p b of the packed weights. \p accumulate: 0 if sums hold nothing yet.
 template <int Columns, gemm_form Form>
-TCONV_DEVICE void
-multiply_piece(
-  float (&sums)[Columns / 2], unsigned a, uint64_t a_layout, unsigned slab, unsigned b, uint64_t b_layout, int accumulate)
+TCONV_DEVICE void multiply_piece(float (&sums)[Columns / 2],
+                                 unsigned a,
+                                 uint64_t a_layout,
+                                 unsigned slab,
+                                 unsigned b,
+                                 uint64_t b_layout,
+                                 int accumulate)
 {
   constexpr unsigned term = Columns * 32 / 16;
   if constexpr (Form == gemm_form::split)
@@ -788,8 +793,8 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
       }
       const gemm_series& series = phase.series[which];
       int count                 = series.count - first < rest ? series.count - first : rest;
-      auto at = a + static_cast<unsigned>(series.position + first * series.step);
-      first   = first > series.count ? first - series.count : 0;
+      auto at                   = a + static_cast<unsigned>(series.position + first * series.step);
+      first                     = first > series.count ? first - series.count : 0;
       rest -= count > 0 ? count : 0;
 #  pragma unroll 1
       for (; count > 0; --count)

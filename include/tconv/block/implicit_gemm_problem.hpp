@@ -186,9 +186,9 @@ struct gemm_problem
     const int64_t lead  = axis[2].padding % 2;
     const int64_t pairs = (axis[2].kernel - lead) / 2;
     axis_phase result;
-    result.tap_step  = 2;
-    result.first_tap = which == 0 ? 0 : (which == 1 ? lead : axis[2].kernel - 1);
-    result.count     = which == 0 ? lead : (which == 1 ? pairs : axis[2].kernel - lead - 2 * pairs);
+    result.tap_step    = 2;
+    result.first_tap   = which == 0 ? 0 : (which == 1 ? lead : axis[2].kernel - 1);
+    result.count       = which == 0 ? lead : (which == 1 ? pairs : axis[2].kernel - lead - 2 * pairs);
     result.first_shift = axis[2].tap_shift(result.first_tap);
     return result;
   }
@@ -244,16 +244,16 @@ TCONV_HOST_DEVICE constexpr gemm_phase make_gemm_phase(const gemm_problem& probl
   gemm_phase result{};
   const int w = index % problem.phases[2];
   index /= problem.phases[2];
-  result.along[0]      = index / problem.phases[1];
-  result.along[1]      = index % problem.phases[1];
-  result.along[2]      = w * problem.sets;
-  result.steps         = problem.steps(result.along[2]);
-  const axis_phase d   = problem.phase(0, result.along[0]);
-  const axis_phase h   = problem.phase(1, result.along[1]);
-  result.plane         = static_cast<int>(problem.most_shift[0] - d.first_shift);
-  result.plane_step    = -static_cast<int>(d.shift_step);
-  result.row           = static_cast<int>(problem.most_shift[1] - h.first_shift) * problem.row_bytes();
-  result.row_step      = -static_cast<int>(h.shift_step) * problem.row_bytes();
+  result.along[0]    = index / problem.phases[1];
+  result.along[1]    = index % problem.phases[1];
+  result.along[2]    = w * problem.sets;
+  result.steps       = problem.steps(result.along[2]);
+  const axis_phase d = problem.phase(0, result.along[0]);
+  const axis_phase h = problem.phase(1, result.along[1]);
+  result.plane       = static_cast<int>(problem.most_shift[0] - d.first_shift);
+  result.plane_step  = -static_cast<int>(d.shift_step);
+  result.row         = static_cast<int>(problem.most_shift[1] - h.first_shift) * problem.row_bytes();
+  result.row_step    = -static_cast<int>(h.shift_step) * problem.row_bytes();
   for (int which = 0; which < gemm_series_count; ++which)
   {
     const axis_phase taps = problem.taps_of(result.along[2], which);

@@ -83,7 +83,7 @@ TCONV_DEVICE uint64_t describe(unsigned address, unsigned along_k, unsigned alon
                  "setp.ne.b32 accumulate, %18, 0;\n"                                                                   \
                  "wgmma.mma_async.sync.aligned." shape_and_types " {"                                                  \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                             \
-                 "%16, %17, accumulate, " immediates ";\n"                                            \
+                 "%16, %17, accumulate, " immediates ";\n"                                                             \
                  "}\n"                                                                                                 \
                  : TCONV_WGMMA_ROW(0)                                                                                  \
                  : "l"(a), "l"(b), "r"(accumulate))
@@ -96,7 +96,7 @@ TCONV_DEVICE uint64_t describe(unsigned address, unsigned along_k, unsigned alon
                  "wgmma.mma_async.sync.aligned." shape_and_types " {"                                                  \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                              \
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                   \
-                 "%32, %33, accumulate, " immediates ";\n"                                            \
+                 "%32, %33, accumulate, " immediates ";\n"                                                             \
                  "}\n"                                                                                                 \
                  : TCONV_WGMMA_ROW(0), TCONV_WGMMA_ROW(16)                                                             \
                  : "l"(a), "l"(b), "r"(accumulate))
@@ -111,7 +111,7 @@ TCONV_DEVICE uint64_t describe(unsigned address, unsigned along_k, unsigned alon
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                    \
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                    \
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                   \
-                 "%64, %65, accumulate, " immediates ";\n"                                            \
+                 "%64, %65, accumulate, " immediates ";\n"                                                             \
                  "}\n"                                                                                                 \
                  : TCONV_WGMMA_ROW(0), TCONV_WGMMA_ROW(16), TCONV_WGMMA_ROW(32), TCONV_WGMMA_ROW(48)                   \
                  : "l"(a), "l"(b), "r"(accumulate))

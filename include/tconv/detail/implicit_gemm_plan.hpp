@@ -63,7 +63,8 @@ inline void plan_stages(gemm_problem& problem, const gemm_phase& phase, int64_t 
   problem.steps_per_stage = steps;
   if (block <= most_bytes)
   {
-    const auto blocks        = std::clamp<int>(static_cast<int>(most_bytes / std::max<int64_t>(block, 1)), 1, problem.chunk_blocks);
+    const auto blocks = std::clamp<int>(
+      static_cast<int>(most_bytes / std::max<int64_t>(block, 1)), 1, problem.chunk_blocks);
     const int stages         = (problem.chunk_blocks + blocks - 1) / blocks;
     problem.blocks_per_stage = (problem.chunk_blocks + stages - 1) / stages; // of about the same size
     problem.stage_bytes      = problem.blocks_per_stage * static_cast<int>(block);
@@ -76,7 +77,7 @@ inline void plan_stages(gemm_problem& problem, const gemm_phase& phase, int64_t 
   for (int first = 0; first < steps; first += problem.steps_per_stage)
   {
     const int end = std::min(first + problem.steps_per_stage, steps);
-    most = std::max(most, phase.pieces_before(end, problem.sets) - phase.pieces_before(first, problem.sets));
+    most          = std::max(most, phase.pieces_before(end, problem.sets) - phase.pieces_before(first, problem.sets));
   }
   problem.stage_bytes = most * problem.piece_bytes();
 }
@@ -99,8 +100,8 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, const gemm_ph
     // Smaller stages rather than few: a warpgroup may be ahead of another by so many.
     const int64_t room  = total - gemm_control_room(problem.form, planes) - int64_t{planes} * problem.plane_bytes();
     const int64_t step  = int64_t{problem.piece_bytes()} * problem.sets;
-    const int64_t stage = std::min(std::max<int64_t>(tuning::implicit_gemm_stage_bytes, step),
-                                   room / tuning::implicit_gemm_min_stages);
+    const int64_t stage = std::min(
+      std::max<int64_t>(tuning::implicit_gemm_stage_bytes, step), room / tuning::implicit_gemm_min_stages);
     if (planes > 32 || stage < step)
     {
       return false;
@@ -184,26 +185,26 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       problem.table[a][r] = problem.axis[a].phase(r);
     }
   }
-  problem.sets          = shape.stride[2] == 2 ? 2 : 1;
-  problem.phases[2]     = (problem.phases[2] + problem.sets - 1) / problem.sets;
+  problem.sets         = shape.stride[2] == 2 ? 2 : 1;
+  problem.phases[2]    = (problem.phases[2] + problem.sets - 1) / problem.sets;
   const auto most_taps = [&](int a) {
     return ceil_div(
       problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
   };
-  const int64_t chain   = most_taps(0) * most_taps(1) * most_taps(2) * shape.in_channels;
+  const int64_t chain    = most_taps(0) * most_taps(1) * most_taps(2) * shape.in_channels;
   const int most_columns = form == gemm_form::split && chain > tuning::implicit_gemm_longest_chain
-                             ? 2 * tuning::implicit_gemm_most_promoted / problem.sets
-                             : 128;
-  problem.columns       = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
-  problem.columns       = std::min(problem.columns, most_columns);
-  problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
-  plan.whole_rows       = problem.channel_tiles == 1;
+                           ? 2 * tuning::implicit_gemm_most_promoted / problem.sets
+                           : 128;
+  problem.columns        = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
+  problem.columns        = std::min(problem.columns, most_columns);
+  problem.channel_tiles  = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
+  plan.whole_rows        = problem.channel_tiles == 1;
   // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
   // not held exactly, and a quarter for weights.
   problem.lost = std::min(static_cast<float>(shape.in_channels + 8) / 4.0f, 64.0f) / 16777216.0f;
 
-  const int64_t most_rows   = most_taps(0) * most_taps(1);
-  gemm_phase longest        = make_gemm_phase(problem, 0);
+  const int64_t most_rows = most_taps(0) * most_taps(1);
+  gemm_phase longest      = make_gemm_phase(problem, 0);
   for (int w = 1; w < problem.phases[2]; ++w)
   {
     const gemm_phase phase = make_gemm_phase(problem, w);

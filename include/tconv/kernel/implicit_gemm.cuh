@@ -7,8 +7,7 @@
 #include "../block/fragment_tile.cuh"
 #include "../block/implicit_gemm.cuh"
 #include "../detail/launch.cuh"
-#include "../thread/activation.hpp"
-#include "../thread/softmax.hpp"
+#include "../thread/specialise.hpp"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -53,37 +52,6 @@ struct gemm_scale
     }
   }
 };
-
-/// sigmoid of a probability: 0 <= v <= 1, up to rounding. A polynomial (minimax, odd in v) within 1.1e-7, which is 2 ulp, in place of
-/// two special functions; behind a softmax they are what a multiprocessor has least of.
-struct sigmoid_of_probability
-{
-  TCONV_HOST_DEVICE float operator()(float v) const
-  {
-    const float z = v * v;
-    float p       = ::fmaf(-0.000169424f, z, 0.00205393f);
-    p             = ::fmaf(p, z, -0.0208254f);
-    p             = ::fmaf(p, z, 0.2499994f);
-    return ::fmaf(p, v, 0.5f);
-  }
-};
-
-/// The functors as they are applied: sigmoid right behind channel_softmax becomes sigmoid_of_probability.
-template <class... Functors>
-TCONV_DEVICE chain<Functors...> specialise(const chain<Functors...>& functors)
-{
-  return functors;
-}
-template <class... Rest>
-TCONV_DEVICE auto specialise(const chain<channel_softmax, sigmoid, Rest...>& functors)
-{
-  return prepend(functors.first, prepend(sigmoid_of_probability{}, functors.rest.rest));
-}
-template <class First, class Second, class... Rest>
-TCONV_DEVICE auto specialise(const chain<First, Second, Rest...>& functors)
-{
-  return prepend(functors.first, specialise(functors.rest));
-}
 
 /// Finish by storing: the chain on the accumulators, then y.
 template <class Chain, class Out>
@@ -131,7 +99,7 @@ private:
     {
       values.run = locate();
     }
-    finish_values(specialise(functors), scale, values);
+    finish_values(detail::specialise(functors), scale, values);
     if constexpr (!Chain::per_position)
     {
       values.run = locate();
@@ -216,17 +184,17 @@ TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase
   gemm_phase phase = problem.list[index < gemm_problem::listed ? index : 0];
   if (index >= gemm_problem::listed)
   {
-    phase               = list[index];
-    phase.along[0]      = block::uniform(phase.along[0]);
-    phase.along[1]      = block::uniform(phase.along[1]);
-    phase.along[2]      = block::uniform(phase.along[2]);
-    phase.taps[0]       = block::uniform(phase.taps[0]);
-    phase.taps[1]       = block::uniform(phase.taps[1]);
-    phase.steps         = block::uniform(phase.steps);
-    phase.plane         = block::uniform(phase.plane);
-    phase.plane_step    = block::uniform(phase.plane_step);
-    phase.row           = block::uniform(phase.row);
-    phase.row_step      = block::uniform(phase.row_step);
+    phase            = list[index];
+    phase.along[0]   = block::uniform(phase.along[0]);
+    phase.along[1]   = block::uniform(phase.along[1]);
+    phase.along[2]   = block::uniform(phase.along[2]);
+    phase.taps[0]    = block::uniform(phase.taps[0]);
+    phase.taps[1]    = block::uniform(phase.taps[1]);
+    phase.steps      = block::uniform(phase.steps);
+    phase.plane      = block::uniform(phase.plane);
+    phase.plane_step = block::uniform(phase.plane_step);
+    phase.row        = block::uniform(phase.row);
+    phase.row_step   = block::uniform(phase.row_step);
     for (gemm_series& series : phase.series)
     {
       series = {block::uniform(series.count), block::uniform(series.position), block::uniform(series.step)};
@@ -383,9 +351,7 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
           for (int set = 0; set < Policy::sets; ++set)
           {
             const int tw = landing_tap(
-              axis[2],
-              phase.along[2] + set,
-              thread.first[2] + cell * thread.step[2] + problem.left - input.position);
+              axis[2], phase.along[2] + set, thread.first[2] + cell * thread.step[2] + problem.left - input.position);
             if (tw >= 0)
             {
               const In* w_at = w + (input.channel * problem.out_channels + first_channel) * all
@@ -404,9 +370,9 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
 TCONV_DEVICE void stream_weights(
   const gemm_problem& problem, int first_tile, int last_tile, const unsigned char* packed, const gemm_phase* list)
 {
-  const int phases  = problem.total_phases();
-  const int chunks  = problem.chunks();
-  const int pieces  = problem.piece_bytes();
+  const int phases = problem.total_phases();
+  const int chunks = problem.chunks();
+  const int pieces = problem.piece_bytes();
   block::ring_place place;
   bool filled                  = false; // the ring has been filled once
   block::gemm_control& control = block::control_data();
@@ -429,8 +395,8 @@ TCONV_DEVICE void stream_weights(
         {
           const int rest   = problem.blocks_of(chunk) - block;
           const int blocks = rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage;
-          const int end    = step + problem.steps_per_stage < phase.steps ? step + problem.steps_per_stage : phase.steps;
-          const int count  = phase.pieces_before(end, problem.sets) - phase.pieces_before(step, problem.sets);
+          const int end   = step + problem.steps_per_stage < phase.steps ? step + problem.steps_per_stage : phase.steps;
+          const int count = phase.pieces_before(end, problem.sets) - phase.pieces_before(step, problem.sets);
           const auto bytes = static_cast<unsigned>(blocks * count * pieces);
           step             = end < phase.steps ? end : 0;
           block            = step > 0 ? block : (rest == blocks ? 0 : block + blocks);
@@ -656,7 +622,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       }
       if constexpr (Careful)
       {
-        one_by_one       = one_by_one || state.tile.one_by_one != 0;
+        one_by_one = one_by_one || state.tile.one_by_one != 0;
         // Only downwards: inputs of this chunk are larger. Without a branch: accumulators that are written on one side of it make the
         // compiler wait for every product.
         const int change   = chunk == 0 ? 0 : state.tile.exponent - exponent;
@@ -672,7 +638,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
           }
         }
       }
-      exponent       = state.tile.exponent;
+      exponent         = state.tile.exponent;
       const int blocks = problem.blocks_of(chunk);
       int plane        = state.tile.first_plane + origin.cell[0] + phase.plane;
       // Of the first tap along h; planes follow each other in a ring.
