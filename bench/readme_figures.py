@@ -144,8 +144,8 @@ def make_figures(results: Path) -> str:
     beside = f", PyTorch {' and '.join(versions)}" if versions else ""
     where = f"Measured on {manifest['date'][:10]}, {manifest['gpu']}, driver {manifest['driver']}{beside}."
     legend = (
-        "Times of one call: inputs rotate over buffers larger than L2, at least 20 calls between two events, median of 7 "
-        "such groups. *Floor*: the bytes that must be moved at the rate of a large copy, or the multiply-adds that must be "
+        "Times of one call: inputs rotate over buffers larger than L2, between two events as many calls as fill 20 ms, "
+        "median of 7 such groups. *Floor*: the bytes that must be moved at the rate of a large copy, or the multiply-adds that must be "
         "done at the rate of a large fp32 matrix product, whichever takes longer."
     )
     if pytorch_rows:
