@@ -26,12 +26,11 @@ void convolve(benchmark::State& state, const tconv_bench_convolution& row)
   const typed_array<T> w(s.weight_elements(), -0.05f, 0.05f, 2);
   const typed_array<T> y(s.output_elements());
   const device_array space(static_cast<std::int64_t>(tconv_bench_workspace_bytes(&row) / 4));
-  const work counted{multiply_adds(s),
-                     static_cast<double>(sizeof(T))
-                       * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements()),
-                     sizeof(T) == 2                       ? half_flops_per_second
-                     : std::strcmp(row.math, "tf32") == 0 ? tf32_flops_per_second
-                                                          : fp32_flops_per_second};
+  const work counted{
+    landing_products(s),
+    static_cast<double>(sizeof(T))
+      * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements()),
+    products_per_second<T>(std::strcmp(row.math, "tf32") == 0 ? tconv::math::tf32 : tconv::math::precise)};
   const tconv::workspace scratch = space.as_workspace();
   measure(state, counted, [&](int i, cudaStream_t stream) {
     const char* error = tconv_bench_convolve(&row, x[i], w.data(), y.data(), scratch.data, scratch.bytes, stream);

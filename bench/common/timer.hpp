@@ -4,6 +4,7 @@
 /// \file
 /// The timing protocol of all benchmarks, device memory for them, and the counters that go with a time.
 
+#include <tconv/detail/work.hpp>
 #include <tconv/options.hpp>
 #include <tconv/shape.hpp>
 #include <tconv/status.hpp>
@@ -23,13 +24,6 @@
 
 namespace tconv_bench
 {
-
-/// Ceilings of one H200 as measured there (PyTorch 2.11, 2026-11-29): a large copy counting reads and writes, and large matrix
-/// products in flops a second; fp32 by three fp16 products on tensor cores. They make the floor that of_floor refers to.
-inline constexpr double copy_bytes_per_second = 4.238e12;
-inline constexpr double fp32_flops_per_second = 748.5e12 / 3;
-inline constexpr double tf32_flops_per_second = 404.0e12;
-inline constexpr double half_flops_per_second = 748.5e12;
 
 inline void must(cudaError_t error, const char* what)
 {
@@ -115,36 +109,9 @@ private:
   std::vector<typed_array<T>> buffers_;
 };
 
-/// What a call must do at least: multiply-adds that land, and bytes of inputs, weights and outputs once each.
-struct work
-{
-  double multiply_adds;
-  double bytes;
-  double flops_per_second = fp32_flops_per_second;
-
-  double floor_seconds() const
-  {
-    return std::max(bytes / copy_bytes_per_second, 2.0 * multiply_adds / flops_per_second);
-  }
-};
-
-/// Multiply-adds whose tap lands inside the output.
-template <int Rank>
-double multiply_adds(const tconv::conv_transpose_shape<Rank>& s)
-{
-  double product = static_cast<double>(s.batch * s.in_channels) * static_cast<double>(s.out_channels / s.groups);
-  for (int a = 0; a < Rank; ++a)
-  {
-    double pairs    = 0;
-    const auto axis = s.axis(a);
-    for (std::int64_t t = 0; t < axis.kernel; ++t)
-    {
-      pairs += static_cast<double>(axis.landing_inputs(t).size());
-    }
-    product *= pairs;
-  }
-  return product;
-}
+using tconv::detail::landing_products;
+using tconv::detail::products_per_second;
+using tconv::detail::work;
 
 /// Milliseconds per call.
 struct times
