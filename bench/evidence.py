@@ -62,7 +62,7 @@ DUMP_OUTPUTS = "bench_dump_outputs"
 CONVOLUTIONS = "libbench_convolution.so"
 # Problems of pytorch_compare.py, and sets of rows of pytorch_convolutions.py by the expression that selects them.
 PYTORCH_PIPELINES = ("L2_49", "P2_eval", "L2_77")
-PYTORCH_CONVOLUTIONS = {"level1": "L1_", "batch4": "up"}
+PYTORCH_CONVOLUTIONS = {"level1": r"L1_\d+/(precise|tf32)/", "batch4": "up"}
 PYTORCH_PROBLEMS = (*PYTORCH_PIPELINES, *PYTORCH_CONVOLUTIONS)
 
 Json = Any

@@ -200,8 +200,8 @@ class Sample:
         )
 
     def of(self, y: Tensor) -> Tensor:
-        """[position, channel] of y, [N, C, ...]."""
-        return y[(self.places[0], slice(None), *self.places[1:])]
+        """[1, position, channel] of y, [N, C, ...]."""
+        return y[(self.places[0], slice(None), *self.places[1:])].unsqueeze(0)
 
     def reference64(self, shape: Shape, x: Tensor, w: Tensor) -> Tensor:
         """The same in float64 by the definition: input i and tap t reach output i * stride - padding + t * dilation."""
@@ -219,7 +219,7 @@ class Sample:
             columns = x[(sample, slice(None), *inputs)].double() * lands[:, None]
             weights = w[(..., *tap)].double().unflatten(0, (shape.groups, -1))
             y += torch.einsum("pgi,gio->pgo", columns.unflatten(1, (shape.groups, -1)), weights)
-        return y.flatten(1)
+        return y.flatten(1).unsqueeze(0)
 
 
 def compare(library: Library, row: Convolution, layer: nn.Module, x: Tensor) -> Json:
