@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Plain transposed convolutions: level 1 of the suite and batch-4 upsampling layers, the rows of common/convolution.hpp.
-/// Timing protocol: see common/timer.hpp.
+/// The plain transposed convolutions of common/convolution.hpp. Timing protocol: see common/timer.hpp.
 
 #include "common/convolution.hpp"
 #include "common/timer.hpp"

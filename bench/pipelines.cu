@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// P1, P2 and their pieces.
-///
-/// Timing protocol: inputs rotate over several buffers that together exceed L2, at least 20 calls between two events, the
-/// same calls also captured in one graph; the median of 7 such groups after a warm-up. Reported as manual time per call.
+/// P1, P2 and their pieces. Timing protocol: see common/timer.hpp.
 
 #include "common/problems.hpp"
 #include "common/timer.hpp"

@@ -3,9 +3,10 @@
 
 # tconv_add_sass_test(<target> KERNEL <name> INSTRUCTION <opcode>)
 #
-# Each instance of the kernel template tconv::kernel::<name> that <target> has for sm_90a must have main loops with <opcode>
-# and without spills: test/sass/check_sass.py. Read with cuobjdump, the CUDA toolkit's or that of PyPI's
-# nvidia-cuda-cuobjdump; without one, or Python, the test is Skipped.
+# Each sm_90a instance of the kernel template tconv::kernel::<name> in <target> must have main loops with <opcode> and
+# without spills: test/sass/check_sass.py. Read with cuobjdump, the CUDA toolkit's or that of PyPI's
+# nvidia-cuda-cuobjdump; without one, or Python, the test is Skipped. With one, <target> is compiled with full
+# optimisation, also under TCONV_FAST_COMPILE.
 function(tconv_add_sass_test target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "KERNEL;INSTRUCTION" "")
   find_package(Python3 COMPONENTS Interpreter)

@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// Plain transposed convolutions, one row per problem, precision and layout, behind a C interface: the benchmark and, through
-/// ctypes, pytorch_convolutions.py run the same rows with the same code. The structures are mirrored there.
+/// Plain transposed convolutions, level 1 of the suite and batch-4 upsampling layers, one row per problem, precision and
+/// layout, behind a C interface: the benchmark and, through ctypes, pytorch_convolutions.py run the same rows with the
+/// same code. The structures are mirrored there.
 
 #include "problems.hpp"
 
@@ -45,7 +46,8 @@ extern "C"
   /// Bytes of workspace of \p row.
   std::size_t tconv_bench_workspace_bytes(const tconv_bench_convolution* row);
 
-  /// Queues y = conv_transpose(x, w) on \p stream, a cudaStream_t. Returns null or, until the thread's next call, what was wrong.
+  /// Queues y = conv_transpose(x, w) on \p stream, a cudaStream_t. Returns null or what was wrong, which lasts until the
+  /// thread's next call.
   const char* tconv_bench_convolve(const tconv_bench_convolution* row,
                                    const void* x,
                                    const void* w,

@@ -34,8 +34,8 @@ inline void must(cudaError_t error, const char* what)
   }
 }
 
-/// Fills data[0, count) with numbers in [low, high): the leading bits of a mixed counter, which are random enough to keep zeros
-/// and repetitions out of the timed data.
+/// Fills data[0, count) with numbers in [low, high): the leading bits of a mixed counter, random enough to keep zeros and
+/// repetitions out of the timed data.
 template <class T>
 __global__ void fill_random(T* data, std::int64_t count, float low, float high, std::uint32_t seed)
 {
@@ -121,8 +121,8 @@ struct times
   std::optional<double> cold;  ///< single calls, each after L2 has been overwritten
 };
 
-/// The median of 7 groups, 3 where a call takes more than 50 ms, each of as many calls as fill 20 ms, 2 at least. Calls of up to
-/// 1 ms are also timed in a graph and, one by one, behind a cold L2: in longer ones neither launches nor L2 matter.
+/// The median of 7 groups, 3 where a call takes more than 50 ms, each of as many calls as fill 20 ms, 2 at least. Calls of
+/// up to 1 ms are also timed in a graph and, one by one, behind a cold L2: in longer ones neither launches nor L2 matter.
 /// pytorch_compare.py has the same rules.
 class group_timer
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// describe() without a device: work by hand, the launcher's own refusals and workspace. That it names the engine that runs is
-/// tested with the engines.
+/// describe() without a device: work by hand, the launcher's own refusals and workspace. engines_test.cu tests that it
+/// names the engine that runs.
 
 #include "common/conv_case.hpp"
 

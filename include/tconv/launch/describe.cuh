@@ -16,7 +16,7 @@ struct description
 {
   status outcome;                                  ///< why conv_transpose() would refuse; then only text says more
   tconv::engine engine = tconv::engine::automatic; ///< gather or implicit_gemm; automatic where nothing is computed
-  /// What a block computes at a time: cells along d, h and w, which have one output per stride phase, by output channels.
+  /// What a block computes at a time: cells along d, h and w, one output of each stride phase, by output channels.
   int64_t tile_cells[3]   = {0, 0, 0};
   int64_t tile_channels   = 0;     ///< see tile_cells
   int64_t tiles           = 0;     ///< tiles of the problem
@@ -77,7 +77,7 @@ inline void write_text(description& result, const detail::work& least, const opt
                 result.roofline_ms);
 }
 
-/// What conv_transpose() checks of a problem with at least one output, and the plan: describe() but for the text of errors.
+/// The checks of conv_transpose(), then its plan: describe() but for the text of errors.
 template <class In, class Out, int Rank, class Chain>
 [[nodiscard]] status
 describe_plan(description& result, const conv_transpose_shape<Rank>& shape, const Chain& functors, const options& opts)
@@ -145,8 +145,8 @@ describe_plan(description& result, const conv_transpose_shape<Rank>& shape, cons
 
 } // namespace runtime
 
-/// Tells how conv_transpose() runs the same types, shape, chain and options on the current device: engine, tile, the rule that
-/// chose them, work and roofline. Nothing is launched; without a device the engine is gather.
+/// Tells how conv_transpose() runs the same types, shape, chain and options on the current device: engine, tile, the
+/// rule that chose them, work and roofline. Nothing is launched; without a device the engine is gather.
 ///
 /// \param shape     see conv_transpose(); every rule is checked
 /// \param functors  see conv_transpose(); pointers are not looked at
