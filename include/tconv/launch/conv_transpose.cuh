@@ -48,6 +48,19 @@ struct gather_workspace
   return {};
 }
 
+/// Whether a plan that uses \p tensor_cores is what \p opts ask for.
+[[nodiscard]] inline status check_engine(const options& opts, bool tensor_cores)
+{
+  if (opts.engine != engine::automatic && opts.engine != (tensor_cores ? engine::implicit_gemm : engine::gather))
+  {
+    return status::error(
+      status_code::not_supported,
+      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
+      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+  }
+  return {};
+}
+
 /// Packs the weights, then runs the gather kernel of \p plan with \p finish. \p x: first channel of the slice.
 template <class In, class Finish>
 [[nodiscard]] status launch_gather(const detail::gather_plan& plan,
@@ -364,12 +377,9 @@ template <int Rank, class In, class Out, class... Functors>
   }
 
   const runtime::conv_transpose_plan<chain_type, In, Out> plan(s3, opts, pools);
-  if (opts.engine != engine::automatic && opts.engine != (plan.tensor_cores ? engine::implicit_gemm : engine::gather))
+  if (status s = runtime::check_engine(opts, plan.tensor_cores); !s.ok())
   {
-    return status::error(
-      status_code::not_supported,
-      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
-      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+    return s;
   }
   const int64_t written = chain_type::output_channels(shape.out_channels);
   if (status s = runtime::check_call(
