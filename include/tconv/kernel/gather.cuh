@@ -9,6 +9,7 @@
 #include "../block/store.cuh"
 #include "../detail/launch.cuh"
 #include "../thread/moments.hpp"
+#include "../thread/specialise.hpp"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
