@@ -13,6 +13,16 @@
 
 TCONV_NAMESPACE_BEGIN
 
+/// Steps between the spectra of x, in pairs of 16 bytes: the frequencies h and -h of one channel of one sample (frequencies 0 and
+/// size / 2 in pair 0), see block/split_complex.cuh.
+struct spectrum_strides
+{
+  int64_t bin; ///< (f_d, f_w), f_w fastest
+  int64_t pair;
+  int64_t sample;
+  int64_t channel;
+};
+
 /// Everything the spectral kernels need besides pointers. Axes are canonical (d, h, w); complex numbers are pairs of floats.
 struct spectral_problem
 {
@@ -24,6 +34,7 @@ struct spectral_problem
   int kernel[3]        = {1, 1, 1};
   int size[3]          = {1, 1, 1}; ///< of the transform: the output's extents
   int grid[3]          = {1, 1, 1}; ///< of the resampled spectrum: 2 * kernel - 1
+  spectrum_strides spectra{};
   int plane_channels   = 1;         ///< channels whose planes a block transforms at a time, a power of two
   int tap_channels     = 1;         ///< output channels whose taps a block transforms at a time, a power of two
 
@@ -32,6 +43,15 @@ struct spectral_problem
   TCONV_HOST_DEVICE constexpr int half_grid() const { return (grid[2] + 1) / 2; }
   /// Frequencies along \p a up to sign.
   TCONV_HOST_DEVICE constexpr int pairs(int a) const { return size[a] / 2 + 1; }
+  /// Pairs of frequencies h and -h; where the size is odd, the second of pair 0 does not count.
+  TCONV_HOST_DEVICE constexpr int row_pairs() const { return (size[1] + 1) / 2; }
+  TCONV_HOST_DEVICE constexpr int opposite_row(int pair) const { return pair == 0 ? size[1] / 2 : size[1] - pair; }
+  /// Chunks of grid frequencies along h that blocks accumulate: the first has frequency 0 besides its pairs.
+  TCONV_HOST_DEVICE constexpr int grid_chunks() const
+  {
+    constexpr int held = tuning::spectral_policy::grid_pairs;
+    return kernel[1] <= held + 1 ? 1 : (kernel[1] - 1 + held - 1) / held;
+  }
   /// Input channels in whole tiles, and tiles.
   TCONV_HOST_DEVICE constexpr int64_t channel_tiles() const
   {
@@ -52,9 +72,9 @@ struct spectral_problem
   {
     return static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
   }
-  TCONV_HOST_DEVICE constexpr int64_t spectra() const
+  TCONV_HOST_DEVICE constexpr int64_t spectrum_pairs() const
   {
-    return static_cast<int64_t>(size[0]) * half() * size[1] * batch * padded_channels();
+    return static_cast<int64_t>(size[0]) * half() * row_pairs() * batch * padded_channels();
   }
   TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
   {
@@ -121,13 +141,14 @@ constexpr int64_t tap_bytes(const spectral_problem& p)
 /// Shared memory of kernel::transform_depth, accumulate_matrices and resample_matrices.
 constexpr int64_t depth_bytes(const spectral_problem& p)
 {
-  return 8 * static_cast<int64_t>(p.in[0]) * (p.pairs(0) + tuning::spectral_policy::threads);
+  return 8 * static_cast<int64_t>(p.in[0]) * p.pairs(0);
 }
 constexpr int64_t gram_bytes(const spectral_problem& p)
 {
   using policy       = tuning::spectral_policy;
-  const int64_t grid = ceil_div(p.grid[1], int64_t{policy::grid_chunk}) * policy::grid_chunk;
-  return int64_t{16} * policy::gram_stages * policy::samples * policy::tile + 4 * grid * p.size[1];
+  const int64_t part = int64_t{policy::gram_pairs} * (2 * policy::tile * policy::samples + policy::gram_padding);
+  const int64_t rows = ceil_div(p.row_pairs(), int64_t{policy::gram_pairs}) * policy::gram_pairs;
+  return 16 * policy::gram_stages * part + 4 * p.grid_chunks() * rows * policy::gram_weights;
 }
 constexpr int64_t resample_bytes(const spectral_problem& p)
 {
@@ -180,6 +201,7 @@ struct spectral_plan
   p.batch       = shape.batch;
   p.in_channels = shape.in_channels;
   p.out_channels   = shape.out_channels;
+  p.spectra        = {p.row_pairs() * p.batch * p.padded_channels(), p.batch * p.padded_channels(), p.padded_channels(), 1};
   p.plane_channels = policy::plane_channels;
   while (p.plane_channels > 1 && plane_layout::of(p).bytes(p) > policy::shared_bytes)
   {
@@ -201,11 +223,11 @@ struct spectral_plan
   const auto count    = [](int64_t v) { return static_cast<double>(v); };
   const double rows   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
   const double cols   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
-  const double depth  = count(p.spectra()) * p.in[0] * 2;
-  const double chunks = count(ceil_div(p.grid[1], int64_t{policy::grid_chunk}));
-  const double gram =
-    count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements()) * chunks
-    * (4.0 * count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples) + 2.0 * policy::grid_chunk);
+  const double depth  = count(p.spectrum_pairs()) * p.in[0] * 4;
+  // On tensor cores; the rate counts products of numbers, not of their parts.
+  const double samples = count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples);
+  const double gram    = count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements())
+                    * p.grid_chunks() * (samples + 2.0 * policy::grid_pairs);
   const double resample = count(p.row_matrices()) * p.grid[2] * 2 + count(p.matrices()) * p.size[0] * 2;
   const double form = count(p.grid_frequencies()) * count(p.tile_pairs() * p.tile_elements()) * count(p.out_channels)
                     * 4;
@@ -213,7 +235,7 @@ struct spectral_plan
   plan.direct_macs  = count(p.batch) * count(shape.input_positions()) * count(shape.weight_elements());
   plan.macs         = rows + cols + depth + gram + resample + form + taps;
   plan.bytes        = 8
-             * (2 * count(p.plane_spectra()) + 3 * count(p.spectra()) + 2 * count(p.row_matrices())
+             * (2 * count(p.plane_spectra()) + 6 * count(p.spectrum_pairs()) + 2 * count(p.row_matrices())
                 + 2 * count(p.matrices()) + 2 * count(p.tap_spectra()));
   return plan;
 }

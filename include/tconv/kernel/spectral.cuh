@@ -18,6 +18,7 @@
 /// All sums have a fixed order.
 
 #include "../block/async_copy.cuh"
+#include "../block/split_complex.cuh"
 #include "../detail/launch.cuh"
 #include "../detail/spectral_plan.hpp"
 #include "../taps.hpp"
@@ -74,6 +75,18 @@ TCONV_DEVICE float2 unit_root(int turns, int size)
   float2 root;
   sincospif(2.0f * static_cast<float>(turns % size) / static_cast<float>(size), &root.y, &root.x);
   return root;
+}
+
+/// X(f) = C - i S, where C and S are the sums of x(t) cos(2 pi f t / size) and x(t) sin(2 pi f t / size).
+TCONV_DEVICE float2 forward_frequency(float2 cosines, float2 sines)
+{
+  return make_float2(cosines.x + sines.y, cosines.y - sines.x);
+}
+
+/// X(-f) = C + i S.
+TCONV_DEVICE float2 backward_frequency(float2 cosines, float2 sines)
+{
+  return make_float2(cosines.x - sines.y, cosines.y + sines.x);
 }
 
 /// K(g, f) of an axis, see above.
@@ -352,11 +365,10 @@ __global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
         {
           if (column < columns && f + q < pairs)
           {
-            // C - i S, and C + i S for -f.
-            *up = make_float2(cosines[r][q].x + sines[r][q].y, cosines[r][q].y - sines[r][q].x);
+            *up = block::forward_frequency(cosines[r][q], sines[r][q]);
             if (f + q != 0 && 2 * (f + q) != problem.size[1])
             {
-              *down = make_float2(cosines[r][q].x - sines[r][q].y, cosines[r][q].y + sines[r][q].x);
+              *down = block::backward_frequency(cosines[r][q], sines[r][q]);
             }
           }
           up += frequency_step;
@@ -367,23 +379,21 @@ __global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
   }
 }
 
-/// \p spectra [size d][half w][size h][batch][padded channels] from \p planes (see transform_planes): the transform along d. A warp
-/// takes 32 channels of one line. Persistent.
+/// \p spectra [size d][half w][pair of frequencies h][batch][padded channels] from \p planes (see transform_planes): the transform along d.
+/// A warp takes 32 channels of two lines, those of frequencies h and -h. Persistent.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_constant__ spectral_problem problem,
                                                                    const float2* planes,
-                                                                   float2* spectra)
+                                                                   uint4* spectra)
 {
   constexpr int held  = 4;
   constexpr int warps = Policy::threads / 32;
   extern __shared__ float2 depth_scratch[];
-  const int pairs   = problem.pairs(0);
-  const int depth   = problem.in[0];
-  float2* roots     = depth_scratch; // [in d][pairs]
-  const int warp    = static_cast<int>(threadIdx.x) / 32;
-  const int lane    = static_cast<int>(threadIdx.x) % 32;
-  float2* values    = roots + depth * pairs + warp * depth * 32 + lane; // [in d][32]
-  const int64_t all = problem.batch * problem.padded_channels();
+  const int pairs = problem.pairs(0);
+  const int depth = problem.in[0];
+  float2* roots   = depth_scratch; // [in d][pairs]
+  const int warp  = static_cast<int>(threadIdx.x) / 32;
+  const int lane  = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x); i < depth * pairs; i += Policy::threads)
   {
     roots[i] = block::unit_root(i / pairs * (i % pairs), problem.size[0]);
@@ -391,31 +401,28 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   runtime::grid_dependency_wait();
   __syncthreads();
 
-  const int tiles = static_cast<int>(problem.channel_tiles());
-  const int batch = static_cast<int>(problem.batch);
-  const int items = problem.size[1] * problem.half() * batch * tiles;
+  const int tiles            = static_cast<int>(problem.channel_tiles());
+  const int batch            = static_cast<int>(problem.batch);
+  const int half             = problem.half();
+  const int64_t padded       = problem.padded_channels();
+  const int64_t line_step    = depth * padded;
+  const int64_t frequency_fd = half * problem.spectra.bin;
+  const int items            = problem.row_pairs() * half * batch * tiles;
   for (int item = static_cast<int>(blockIdx.x) * warps + warp; item < items;
        item += static_cast<int>(gridDim.x) * warps)
   {
-    const int line   = item / tiles; // (fh, fw, n)
-    const int c      = (item - line * tiles) * 32 + lane;
-    const int bin    = line / batch;
-    const int n      = line - bin * batch;
-    const int fh     = bin / problem.half();
-    const int fw     = bin - fh * problem.half();
-    const float2* at = planes + static_cast<int64_t>(line) * depth * problem.padded_channels() + c;
-    TCONV_PRAGMA_UNROLL_4
-    for (int d = 0; d < depth; ++d)
-    {
-      values[d * 32] = at[d * problem.padded_channels()];
-    }
-    float2* target = spectra + (static_cast<int64_t>(fw) * problem.size[1] + fh) * all + n * problem.padded_channels()
-                   + c;
-    const int64_t frequency_step = static_cast<int64_t>(problem.half()) * problem.size[1] * all;
+    const int c          = item % tiles * 32 + lane;
+    const int n          = item / tiles % batch;
+    const int fw         = item / tiles / batch % half;
+    const int pair       = item / tiles / batch / half;
+    const int opposite   = problem.opposite_row(pair);
+    const float2* at     = planes + ((static_cast<int64_t>(pair) * half + fw) * batch + n) * line_step + c;
+    const float2* across = planes + ((static_cast<int64_t>(opposite) * half + fw) * batch + n) * line_step + c;
+    uint4* target = spectra + fw * problem.spectra.bin + pair * problem.spectra.pair + n * problem.spectra.sample + c;
     for (int f = 0; f < pairs; f += held)
     {
-      float2 cosines[held] = {};
-      float2 sines[held]   = {};
+      float2 cosines[held][2] = {};
+      float2 sines[held][2]   = {};
       int next[held];
       TCONV_PRAGMA_UNROLL
       for (int q = 0; q < held; ++q)
@@ -425,27 +432,39 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
       TCONV_PRAGMA_UNROLL_4
       for (int d = 0; d < depth; ++d)
       {
-        const float2 value = values[d * 32];
+        const float2 values[2] = {at[d * padded], across[d * padded]};
         TCONV_PRAGMA_UNROLL
         for (int q = 0; q < held; ++q)
         {
           const float2 root = roots[d * pairs + next[q]];
-          cosines[q].x      = fmaf(value.x, root.x, cosines[q].x);
-          cosines[q].y      = fmaf(value.y, root.x, cosines[q].y);
-          sines[q].x        = fmaf(value.x, root.y, sines[q].x);
-          sines[q].y        = fmaf(value.y, root.y, sines[q].y);
+          TCONV_PRAGMA_UNROLL
+          for (int r = 0; r < 2; ++r)
+          {
+            cosines[q][r].x = fmaf(values[r].x, root.x, cosines[q][r].x);
+            cosines[q][r].y = fmaf(values[r].y, root.x, cosines[q][r].y);
+            sines[q][r].x   = fmaf(values[r].x, root.y, sines[q][r].x);
+            sines[q][r].y   = fmaf(values[r].y, root.y, sines[q][r].y);
+          }
         }
       }
+      const auto store = [&](int fd, float2 v, float2 w) {
+        const block::split_complex a = block::split_complex::of(v);
+        const block::split_complex b = block::split_complex::of(w);
+        target[fd * frequency_fd]    = make_uint4(a.high, a.low, b.high, b.low);
+      };
       TCONV_PRAGMA_UNROLL
       for (int q = 0; q < held; ++q)
       {
         if (f + q < pairs)
         {
-          const int opposite               = f + q == 0 ? 0 : problem.size[0] - (f + q);
-          target[(f + q) * frequency_step] = make_float2(cosines[q].x + sines[q].y, cosines[q].y - sines[q].x);
-          if (opposite != f + q)
+          store(f + q,
+                block::forward_frequency(cosines[q][0], sines[q][0]),
+                block::forward_frequency(cosines[q][1], sines[q][1]));
+          if (f + q != 0 && 2 * (f + q) != problem.size[0])
           {
-            target[opposite * frequency_step] = make_float2(cosines[q].x - sines[q].y, cosines[q].y + sines[q].x);
+            store(problem.size[0] - (f + q),
+                  block::backward_frequency(cosines[q][0], sines[q][0]),
+                  block::backward_frequency(cosines[q][1], sines[q][1]));
           }
         }
       }
@@ -453,80 +472,125 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   }
 }
 
-/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block accumulates
-/// grid_chunk frequencies of the grid for one tile pair and one (f_d, f_w). Persistent.
+/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block accumulates the
+/// frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one (f_d, f_w); a warp has 16 x 8 elements. Persistent.
+///
+/// Frequencies f and -f along h come together: with K(g, -f) = K(-g, f) the sum of their matrices counts for S'(g) + S'(-g), their difference
+/// for S'(g) - S'(-g), and each needs half of the products.
 template <class Policy>
-__global__ __launch_bounds__(Policy::threads,
-                             2) void accumulate_matrices(const __grid_constant__ spectral_problem problem,
-                                                         const float2* spectra,
-                                                         float2* matrices)
+__global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
+  const __grid_constant__ spectral_problem problem, const uint4* spectra, float2* matrices)
 {
   constexpr int tile    = Policy::tile;
   constexpr int samples = Policy::samples;
-  constexpr int chunk   = Policy::grid_chunk;
-  static_assert(Policy::threads == tile * tile / 4, "tconv: a thread holds 2 x 2 elements");
-  constexpr int stages      = Policy::gram_stages;
-  constexpr int stage_parts = samples * tile; // of 16 bytes, two complex numbers each
-  extern __shared__ float4 gram_scratch[];
-  auto* weights    = reinterpret_cast<float*>(gram_scratch + stages * stage_parts); // [size h][grid h, in whole chunks]
-  const int thread = static_cast<int>(threadIdx.x);
-  const int chunks = (problem.grid[1] + chunk - 1) / chunk;
-  for (int i = thread; i < problem.size[1] * chunks * chunk; i += Policy::threads)
+  constexpr int pairs   = Policy::grid_pairs;
+  constexpr int stages  = Policy::gram_stages;
+  constexpr int depth   = Policy::gram_pairs;
+  static_assert(tile == 32 && samples == 16 && depth == 2 && Policy::threads == 256,
+                "tconv: 2 x 4 warps have 16 x 8 elements each, and threads copy 8 parts of a stage");
+  // [pair of frequencies][channel of both tiles][sample], in parts of 16 bytes.
+  constexpr int pair_pitch  = 2 * tile * samples + Policy::gram_padding;
+  constexpr int stage_pitch = depth * pair_pitch;
+  extern __shared__ uint4 gram_scratch[];
+  // [pair of frequencies]: weights of sums for grid frequencies 0, 1, ..., then of differences for 1, 2, ...; of pair 0, whose two
+  // frequencies are their own opposites: of the first for 0, 1, ..., then of the second.
+  constexpr int row_pitch = Policy::gram_weights;
+  auto* weights           = reinterpret_cast<float*>(gram_scratch + stages * stage_pitch);
+  const int thread        = static_cast<int>(threadIdx.x);
+  const int size          = problem.size[1];
+  const int count         = problem.row_pairs();
+  const int groups        = (count + depth - 1) / depth;
+  const int chunks        = problem.grid_chunks();
+  for (int i = thread; i < chunks * groups * depth * row_pitch; i += Policy::threads)
   {
-    const int g = i % (chunks * chunk);
-    weights[i]  = g < problem.grid[1] ? block::resampling_weight(
-                   g, i / (chunks * chunk), problem.size[1], problem.grid[1], problem.kernel[1])
-                                      : 0.0f;
+    const int slot  = i % row_pitch;
+    const int f     = i / row_pitch % (groups * depth);
+    const int first = i / row_pitch / (groups * depth) * pairs;
+    const bool odd  = slot > pairs;
+    const int g     = odd ? slot - pairs - (f == 0 ? 1 : 0) : slot;
+    // No frequency is half of an odd size, and grid frequency 0 belongs to the first chunk.
+    const bool none   = f >= count || g > pairs || (f == 0 && odd && size % 2 != 0) || (g == 0 && first > 0);
+    const int f_one   = f == 0 && odd ? size / 2 : f;
+    const int f_other = f == 0 ? f_one : size - f;
+    const auto of     = [&](int f_h) {
+      return block::resampling_weight(first + g, f_h, size, problem.grid[1], problem.kernel[1]);
+    };
+    weights[i] = none ? 0.0f : 0.5f * (of(f_one) + (f > 0 && odd ? -1.0f : 1.0f) * of(f_other));
   }
   runtime::grid_dependency_wait();
 
-  const int row        = thread / (tile / 2) * 2;
-  const int column     = thread % (tile / 2) * 2;
-  const int64_t padded = problem.padded_channels();
-  const int64_t bins   = static_cast<int64_t>(problem.size[0]) * problem.half();
-  const int batch      = static_cast<int>(problem.batch);
-  const int steps      = problem.size[1] * ((batch + samples - 1) / samples);
-  const int64_t items  = problem.tile_pairs() * bins * chunks;
+  const int warp      = thread / 32;
+  const int lane      = thread % 32;
+  const int row       = warp % 2 * 16 + lane / 4;
+  const int column    = warp / 2 * 8;
+  const int64_t bins  = static_cast<int64_t>(problem.size[0]) * problem.half();
+  const int batch     = static_cast<int>(problem.batch);
+  const int steps     = groups * ((batch + samples - 1) / samples);
+  const int64_t items = problem.tile_pairs() * bins * chunks;
+  // Samples of a channel are permuted so that neither copies nor fragments meet in a bank.
+  const auto swizzle = [](int channel) { return (channel & 1) << 2 | (channel & 2) >> 1; };
+  const int first_word = lane % 4 ^ swizzle(lane / 4); // of 8 samples; this thread's rows and column agree in their permutation
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
   {
-    const int64_t bin         = item % bins;
-    const int64_t pair        = item / bins % problem.tile_pairs();
-    const int first_grid      = static_cast<int>(item / bins / problem.tile_pairs()) * chunk;
+    const int64_t pair        = item % problem.tile_pairs();
+    const int64_t bin         = item / problem.tile_pairs() % bins;
+    const int chunk           = static_cast<int>(item / problem.tile_pairs() / bins);
     const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
-    // This thread copies two channels of one sample in each turn: sample by sample, frequency by frequency.
-    constexpr int turns     = stage_parts / Policy::threads;
-    constexpr int turn_rows = Policy::threads / tile;
-    const int part          = thread % tile;
-    const float2* from      = spectra + bin * problem.size[1] * batch * padded + thread / tile * padded
-                       + (part < tile / 2 ? at.i : at.j) * tile + part % (tile / 2) * 2;
-    float4* target   = gram_scratch + thread;
-    int copied       = 0;             // steps
-    int copied_n     = thread / tile; // the sample that this thread copies next
+    // This thread copies one of a stage's two pairs, of samples warp and warp + 8 of channels 16 apart.
+    const int copied_pair    = lane % 2;
+    const int copied_channel = lane / 2;
+    const bool two_tiles     = at.i != at.j;
+    const int real_i         = static_cast<int>(problem.in_channels - at.i * tile) - copied_channel;
+    const int real_j         = static_cast<int>(problem.in_channels - at.j * tile) - copied_channel;
+    const int64_t across     = (at.j - at.i) * tile * problem.spectra.channel;
+    const uint4* next        = spectra + bin * problem.spectra.bin + copied_pair * problem.spectra.pair
+                      + warp * problem.spectra.sample + (at.i * tile + copied_channel) * problem.spectra.channel;
+    uint4* const to = gram_scratch + copied_pair * pair_pitch + copied_channel * samples
+                    + (warp ^ swizzle(copied_channel));
+    uint4* target    = to;
+    int copied       = 0; // steps
+    int copied_n     = 0; // the first sample of the step that is copied next, and its first pair
+    int copied_first = 0;
     const auto stage = [&] {
       if (copied < steps)
       {
+        const int left = copied_first + copied_pair < count ? batch - copied_n - warp : 0;
         TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < turns; ++i)
+        for (int i = 0; i < 4; ++i)
         {
-          const bool inside = copied_n + i * turn_rows < batch;
-          block::copy_async_16_or_zero(reinterpret_cast<float*>(target + i * Policy::threads),
-                                       reinterpret_cast<const float*>(inside ? from + i * turn_rows * padded : from),
-                                       inside);
+          const int c         = i / 2 * 16;
+          const int n         = i % 2 * 8;
+          const uint4* source = next + c * problem.spectra.channel + n * problem.spectra.sample;
+          uint4* place        = target + c * samples + n;
+          block::copy_async_16_or_zero(
+            reinterpret_cast<float*>(place), reinterpret_cast<const float*>(source), c < real_i && n < left);
+          if (two_tiles)
+          {
+            block::copy_async_16_or_zero(reinterpret_cast<float*>(place + tile * samples),
+                                         reinterpret_cast<const float*>(source + across),
+                                         c < real_j && n < left);
+          }
         }
-        const int left = batch - (copied_n - thread / tile); // samples of this frequency, this step's included
-        from += (left < samples ? left : samples) * padded;
-        copied_n = left <= samples ? thread / tile : copied_n + samples;
         ++copied;
-        target = copied % stages == 0 ? gram_scratch + thread : target + stage_parts;
+        target = target == to + (stages - 1) * stage_pitch ? to : target + stage_pitch;
+        next += samples * problem.spectra.sample;
+        copied_n += samples;
+        if (copied_n >= batch)
+        {
+          next += depth * problem.spectra.pair - copied_n * problem.spectra.sample;
+          copied_n = 0;
+          copied_first += depth;
+        }
       }
       block::copy_async_commit();
     };
-    float2 sums[chunk][2][2]  = {};
-    float2 bin_sums[2][2]     = {};
-    const float4* values      = gram_scratch;
-    const float* of_frequency = weights + first_grid;
-    int first_n               = 0;
-    bool zero                 = bin == 0; // frequency 0 along all axes
+    const uint4* values         = gram_scratch;
+    const int to_b              = ((two_tiles ? tile : 0) + column - row + lane / 4) * samples; // from A's fragments
+    float even[pairs + 1][2][4] = {}; // S'(g) + S'(-g) for the chunk's g, and 0; re and im
+    float odd[pairs][2][4]      = {}; // S'(g) - S'(-g), likewise halved
+    const float* of_pair        = weights + chunk * groups * depth * row_pitch;
+    int first_n                 = 0;
+    int group                   = 0;
     __syncthreads();
     for (int step = 0; step < stages - 1; ++step)
     {
@@ -537,58 +601,107 @@ __global__ __launch_bounds__(Policy::threads,
       block::copy_async_wait<stages - 2>();
       __syncthreads();
       stage();
-      TCONV_PRAGMA_UNROLL
-      for (int n = 0; n < samples; ++n)
+#pragma unroll 1
+      for (int p = 0; p < depth; ++p)
       {
-        const float4 a = values[n * tile + row / 2];
-        const float4 b = values[n * tile + tile / 2 + column / 2];
-        const auto add = [](float2& sum, float ar, float ai, float br, float bi) {
-          // conj(a) b
-          sum.x = fmaf(ai, bi, fmaf(ar, br, sum.x));
-          sum.y = fmaf(-ai, br, fmaf(ar, bi, sum.y));
-        };
-        add(bin_sums[0][0], a.x, a.y, b.x, b.y);
-        add(bin_sums[0][1], a.x, a.y, b.z, b.w);
-        add(bin_sums[1][0], a.z, a.w, b.x, b.y);
-        add(bin_sums[1][1], a.z, a.w, b.z, b.w);
+        const uint4* at_p = values + p * pair_pitch;
+        // Matrices of both frequencies, re and im.
+        float here[2][4]     = {};
+        float opposite[2][4] = {};
+        TCONV_PRAGMA_UNROLL
+        for (int k = 0; k < samples; k += 8)
+        {
+          const uint4* low  = at_p + row * samples + k + first_word;
+          const uint4* high = at_p + row * samples + k + (first_word ^ 4);
+          const uint4 a[4]  = {low[0], low[8 * samples], high[0], high[8 * samples]};
+          const uint4 b[2]  = {low[to_b], high[to_b]};
+          const auto add    = [](float (&sums)[2][4], const unsigned (&high)[4], const unsigned (&low)[4], const unsigned (&b_high)[2], const unsigned (&b_low)[2]) {
+            const unsigned turned_high[2] = {block::quarter_turn(b_high[0]), block::quarter_turn(b_high[1])};
+            const unsigned turned_low[2]  = {block::quarter_turn(b_low[0]), block::quarter_turn(b_low[1])};
+            // Small products first: the accumulator's truncation is that of the last ones.
+            block::multiply_add(sums[0], low, b_low[0], b_low[1]);
+            block::multiply_add(sums[1], low, turned_low[0], turned_low[1]);
+            block::multiply_add(sums[0], low, b_high[0], b_high[1]);
+            block::multiply_add(sums[1], low, turned_high[0], turned_high[1]);
+            block::multiply_add(sums[0], high, b_low[0], b_low[1]);
+            block::multiply_add(sums[1], high, turned_low[0], turned_low[1]);
+            block::multiply_add(sums[0], high, b_high[0], b_high[1]);
+            block::multiply_add(sums[1], high, turned_high[0], turned_high[1]);
+          };
+          add(here, {a[0].x, a[1].x, a[2].x, a[3].x}, {a[0].y, a[1].y, a[2].y, a[3].y}, {b[0].x, b[1].x}, {b[0].y, b[1].y});
+          add(opposite, {a[0].z, a[1].z, a[2].z, a[3].z}, {a[0].w, a[1].w, a[2].w, a[3].w}, {b[0].z, b[1].z}, {b[0].w, b[1].w});
+        }
+        const float* weight = of_pair + p * row_pitch;
+        if (p == 0 && group == 0)
+        {
+          // Without frequency 0 along all axes.
+          TCONV_PRAGMA_UNROLL
+          for (int g = 0; g <= pairs; ++g)
+          {
+            const float first = bin == 0 ? 0.0f : weight[g];
+            TCONV_PRAGMA_UNROLL
+            for (int e = 0; e < 8; ++e)
+            {
+              even[g][e / 4][e % 4] = fmaf(
+                weight[pairs + 1 + g], opposite[e / 4][e % 4], fmaf(first, here[e / 4][e % 4], even[g][e / 4][e % 4]));
+            }
+          }
+        }
+        else
+        {
+          TCONV_PRAGMA_UNROLL
+          for (int e = 0; e < 8; ++e)
+          {
+            const float sum        = here[e / 4][e % 4] + opposite[e / 4][e % 4];
+            const float difference = here[e / 4][e % 4] - opposite[e / 4][e % 4];
+            TCONV_PRAGMA_UNROLL
+            for (int g = 0; g <= pairs; ++g)
+            {
+              even[g][e / 4][e % 4] = fmaf(weight[g], sum, even[g][e / 4][e % 4]);
+            }
+            TCONV_PRAGMA_UNROLL
+            for (int g = 0; g < pairs; ++g)
+            {
+              odd[g][e / 4][e % 4] = fmaf(weight[pairs + 1 + g], difference, odd[g][e / 4][e % 4]);
+            }
+          }
+        }
       }
-      values = (step + 1) % stages == 0 ? gram_scratch : values + stage_parts;
+      values = values == gram_scratch + (stages - 1) * stage_pitch ? gram_scratch : values + stage_pitch;
       first_n += samples;
       if (first_n >= batch)
       {
         first_n = 0;
-        TCONV_PRAGMA_UNROLL
-        for (int g = 0; g < chunk; ++g)
-        {
-          const float weight = zero ? 0.0f : of_frequency[g];
-          TCONV_PRAGMA_UNROLL
-          for (int e = 0; e < 4; ++e)
-          {
-            sums[g][e / 2][e % 2].x = fmaf(weight, bin_sums[e / 2][e % 2].x, sums[g][e / 2][e % 2].x);
-            sums[g][e / 2][e % 2].y = fmaf(weight, bin_sums[e / 2][e % 2].y, sums[g][e / 2][e % 2].y);
-          }
-        }
-        zero = false;
-        of_frequency += chunks * chunk;
-        TCONV_PRAGMA_UNROLL
-        for (int e = 0; e < 4; ++e)
-        {
-          bin_sums[e / 2][e % 2] = make_float2(0.0f, 0.0f);
-        }
+        ++group;
+        of_pair += depth * row_pitch;
       }
     }
-    TCONV_PRAGMA_UNROLL
-    for (int g = 0; g < chunk; ++g)
+    const auto store = [&](int g, const float (&re)[4], const float (&im)[4]) {
+      float2* target = matrices + ((g * problem.tile_pairs() + pair) * bins + bin) * (tile * tile) + row * tile + column
+                     + lane % 4 * 2;
+      *reinterpret_cast<float4*>(target)            = make_float4(re[0], im[0], re[1], im[1]);
+      *reinterpret_cast<float4*>(target + 8 * tile) = make_float4(re[2], im[2], re[3], im[3]);
+    };
+    if (chunk == 0)
     {
-      if (first_grid + g < problem.grid[1])
+      store(0, even[0][0], even[0][1]);
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int g = 1; g <= pairs; ++g)
+    {
+      const int frequency = chunk * pairs + g;
+      if (frequency < problem.kernel[1])
       {
-        float2* target = matrices + (((first_grid + g) * problem.tile_pairs() + pair) * bins + bin) * (tile * tile);
+        float sum[2][4];
+        float difference[2][4];
         TCONV_PRAGMA_UNROLL
-        for (int r = 0; r < 2; ++r)
+        for (int e = 0; e < 8; ++e)
         {
-          *reinterpret_cast<float4*>(target + (row + r) * tile + column) = make_float4(
-            sums[g][r][0].x, sums[g][r][0].y, sums[g][r][1].x, sums[g][r][1].y);
+          sum[e / 4][e % 4]        = even[g][e / 4][e % 4] + odd[g - 1][e / 4][e % 4];
+          difference[e / 4][e % 4] = even[g][e / 4][e % 4] - odd[g - 1][e / 4][e % 4];
         }
+        store(frequency, sum[0], sum[1]);
+        store(problem.grid[1] - frequency, difference[0], difference[1]);
       }
     }
   }
@@ -755,10 +868,10 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
         turns += f;
         turns -= turns >= size ? size : 0;
       }
-      store(f, make_float2(cosines.x + sines.y, cosines.y - sines.x));
+      store(f, block::forward_frequency(cosines, sines));
       if (upper && f > 0)
       {
-        store(size - f, make_float2(cosines.x - sines.y, cosines.y + sines.x));
+        store(size - f, block::backward_frequency(cosines, sines));
       }
     }
   };

@@ -16,7 +16,7 @@ struct spectral_policy
 {
   static constexpr int threads = 256;
   /// Shared memory of a block: two or three fit an sm_90 multiprocessor, one or two an sm_80's.
-  static constexpr int shared_bytes = 100 * 1024;
+  static constexpr int shared_bytes = 112 * 1024;
   /// Threads of a block that transforms planes.
   static constexpr int plane_threads     = 320;
   static constexpr int plane_frequencies = 5; ///< of a thread
@@ -24,10 +24,17 @@ struct spectral_policy
   static constexpr int plane_channels = 8;
   /// Channels of one side of a tile of the channel-by-channel matrices.
   static constexpr int tile = 32;
-  /// Samples whose spectra a stage of shared memory holds, and stages.
+  /// Samples, and pairs of frequencies h and -h, whose spectra a stage of shared memory holds, and stages.
   static constexpr int samples     = 16;
-  static constexpr int gram_stages = 4;
-  /// Frequencies of the small grid along h that a block accumulates; k <= 5 taps need 2 k - 1.
+  static constexpr int gram_pairs  = 2;
+  static constexpr int gram_stages = 3;
+  /// Parts of 16 bytes between neighbouring pairs in a stage, so that copies meet different banks.
+  static constexpr int gram_padding = 2;
+  /// Pairs of frequencies of the small grid along h that a block accumulates, besides 0: k taps need k - 1.
+  static constexpr int grid_pairs = 4;
+  /// Weights of a pair of frequencies for them, in whole vectors.
+  static constexpr int gram_weights = (2 * grid_pairs + 2 + 3) / 4 * 4;
+  /// Frequencies of the small grid along d that a thread resamples.
   static constexpr int grid_chunk = 9;
   /// Elements of a matrix, and rows of threads, of a block that resamples along d and w.
   static constexpr int resample_elements = 64;
