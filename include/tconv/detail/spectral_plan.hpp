@@ -14,7 +14,8 @@
 TCONV_NAMESPACE_BEGIN
 
 /// Steps between the spectra of x, in pairs of 16 bytes: the frequencies h and -h of one channel of one sample (frequencies 0 and
-/// size / 2 in pair 0), see block/split_complex.cuh.
+/// size / 2 in pair 0), see block/split_complex.cuh. In odd samples -h comes first: threads that read one frequency of neighbouring samples
+/// meet different banks.
 struct spectrum_strides
 {
   int64_t bin; ///< (f_d, f_w), f_w fastest
@@ -35,6 +36,7 @@ struct spectral_problem
   int size[3]          = {1, 1, 1}; ///< of the transform: the output's extents
   int grid[3]          = {1, 1, 1}; ///< of the resampled spectrum: 2 * kernel - 1
   spectrum_strides spectra{};
+  bool whole_volumes   = false;     ///< one of tuning::volume_sizes
   int plane_channels   = 1;         ///< channels whose planes a block transforms at a time, a power of two
   int tap_channels     = 1;         ///< output channels whose taps a block transforms at a time, a power of two
 
@@ -70,7 +72,7 @@ struct spectral_problem
   /// Complex numbers of each intermediate.
   TCONV_HOST_DEVICE constexpr int64_t plane_spectra() const
   {
-    return static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
+    return whole_volumes ? 0 : static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
   }
   TCONV_HOST_DEVICE constexpr int64_t spectrum_pairs() const
   {
@@ -128,6 +130,34 @@ struct plane_layout
          + 4 * static_cast<int64_t>(p.plane_channels) * p.in[1] * row_pitch;
   }
 };
+
+/// Pitches of kernel::transform_volume in shared memory: 16 bytes of neighbouring rows and lines lie in different banks.
+template <class Size>
+struct volume_pitches
+{
+  static constexpr int row  = 4 * ((Size::w + 3) / 4 | 1); ///< of x, in floats
+  static constexpr int line = 2 * ((Size::h + 1) / 2 | 1); ///< of frequencies along w, in complex numbers
+
+  /// Shared memory in bytes.
+  static constexpr int64_t bytes(const spectral_problem& p)
+  {
+    const int64_t rows = int64_t{4} * row * p.in[1];
+    return p.in[0] * std::max(rows, int64_t{8} * line * p.half());
+  }
+};
+
+/// \p of_size(tuning::volume_size<...>{}) where a kernel for the problem's sizes exists and its blocks can hold a channel; whether it does.
+template <class... Sizes, class OfSize>
+constexpr bool with_volume_size(tuning::volume_size_list<Sizes...>, const spectral_problem& p, OfSize of_size)
+{
+  const auto fits = [&](auto size) {
+    using candidate = decltype(size);
+    return p.size[0] == candidate::d && p.size[1] == candidate::h && p.size[2] == candidate::w
+        && (p.in[0] * p.in[1] + 1) / 2 <= tuning::spectral_policy::volume_threads
+        && volume_pitches<candidate>::bytes(p) <= tuning::spectral_policy::shared_bytes;
+  };
+  return ((fits(Sizes{}) && (of_size(Sizes{}), true)) || ...);
+}
 
 /// Shared memory of kernel::transform_taps.
 constexpr int64_t tap_bytes(const spectral_problem& p)
@@ -201,7 +231,11 @@ struct spectral_plan
   p.batch       = shape.batch;
   p.in_channels = shape.in_channels;
   p.out_channels   = shape.out_channels;
-  p.spectra        = {p.row_pairs() * p.batch * p.padded_channels(), p.batch * p.padded_channels(), p.padded_channels(), 1};
+  p.whole_volumes  = with_volume_size(tuning::volume_sizes{}, p, [](auto) {});
+  const int64_t row = p.row_pairs();
+  p.spectra         = p.whole_volumes
+                      ? spectrum_strides{p.batch * p.in_channels * row, 1, p.in_channels * row, row}
+                      : spectrum_strides{row * p.batch * p.padded_channels(), p.batch * p.padded_channels(), p.padded_channels(), 1};
   p.plane_channels = policy::plane_channels;
   while (p.plane_channels > 1 && plane_layout::of(p).bytes(p) > policy::shared_bytes)
   {

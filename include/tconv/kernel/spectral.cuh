@@ -17,57 +17,17 @@
 /// where the quadratic form needs far fewer matrices. x is real: frequencies f and -f are conjugates, and half of them is formed.
 /// All sums have a fixed order.
 
-#include "../block/async_copy.cuh"
+#include "../block/load_async.cuh"
+#include "../block/fourier.cuh"
 #include "../block/split_complex.cuh"
 #include "../detail/launch.cuh"
 #include "../detail/spectral_plan.hpp"
 #include "../taps.hpp"
-#include "../thread/element.cuh"
-
-#include <type_traits>
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace block
 {
-
-/// Copies one element to shared memory as a float, or 0 where \p inside is false; without waiting where the types are the same.
-template <class In>
-TCONV_DEVICE void load_async(float* target, const In* source, bool inside)
-{
-  if constexpr (std::is_same<In, float>::value)
-  {
-    copy_async_or_zero(target, source, inside);
-  }
-  else
-  {
-    *target = inside ? to_float(*source) : 0.0f;
-  }
-}
-
-/// The same for 4 neighbours that are aligned to 16 bytes, in floats.
-template <class In>
-TCONV_DEVICE void load_async_quad(float* target, const In* source, bool inside)
-{
-  if constexpr (std::is_same<In, float>::value)
-  {
-    copy_async_16_or_zero(target, source, inside);
-  }
-  else
-  {
-    // Not read where it is outside: whole chunks of channels may be padding.
-    element_vector<In, 4> v = {};
-    if (inside)
-    {
-      v.load(source);
-    }
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i)
-    {
-      target[i] = inside ? to_float(v.values[i]) : 0.0f;
-    }
-  }
-}
 
 /// exp(2 pi i turns / size), exact in its argument.
 TCONV_DEVICE float2 unit_root(int turns, int size)
@@ -75,18 +35,6 @@ TCONV_DEVICE float2 unit_root(int turns, int size)
   float2 root;
   sincospif(2.0f * static_cast<float>(turns % size) / static_cast<float>(size), &root.y, &root.x);
   return root;
-}
-
-/// X(f) = C - i S, where C and S are the sums of x(t) cos(2 pi f t / size) and x(t) sin(2 pi f t / size).
-TCONV_DEVICE float2 forward_frequency(float2 cosines, float2 sines)
-{
-  return make_float2(cosines.x + sines.y, cosines.y - sines.x);
-}
-
-/// X(-f) = C + i S.
-TCONV_DEVICE float2 backward_frequency(float2 cosines, float2 sines)
-{
-  return make_float2(cosines.x - sines.y, cosines.y + sines.x);
 }
 
 /// K(g, f) of an axis, see above.
@@ -448,8 +396,8 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
         }
       }
       const auto store = [&](int fd, float2 v, float2 w) {
-        const block::split_complex a = block::split_complex::of(v);
-        const block::split_complex b = block::split_complex::of(w);
+        const block::split_complex a = block::split_complex::of(n % 2 == 0 ? v : w);
+        const block::split_complex b = block::split_complex::of(n % 2 == 0 ? w : v);
         target[fd * frequency_fd]    = make_uint4(a.high, a.low, b.high, b.low);
       };
       TCONV_PRAGMA_UNROLL
@@ -529,7 +477,35 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
   const int64_t items = problem.tile_pairs() * bins * chunks;
   // Samples of a channel are permuted so that neither copies nor fragments meet in a bank.
   const auto swizzle = [](int channel) { return (channel & 1) << 2 | (channel & 2) >> 1; };
-  const int first_word = lane % 4 ^ swizzle(lane / 4); // of 8 samples; this thread's rows and column agree in their permutation
+  // This thread's first fragments are sample lane % 4 of channel row; its second ones 4 samples on.
+  const int first_word = 2 * (row * samples + (lane % 4 ^ swizzle(row))) + lane % 2;
+  // Re and im of conj(a) b for 16 x 8 channels. Rows 0 to 7 of an instruction are high parts of channels, the others low ones.
+  const auto multiply = [](const uint2* a, const uint2* a_next, int to_b, float (&sums)[2][4]) {
+    float parts[2][2][4] = {}; // [re, im][8 channels]
+    TCONV_PRAGMA_UNROLL
+    for (int k = 0; k < samples; k += 8)
+    {
+      const uint2 b      = a[to_b + 2 * k];
+      const uint2 b_next = a_next[to_b + 2 * k];
+      TCONV_PRAGMA_UNROLL
+      for (int q = 0; q < 2; ++q)
+      {
+        const uint2 first        = a[2 * (8 * q * samples + k)];
+        const uint2 second       = a_next[2 * (8 * q * samples + k)];
+        const unsigned factor[4] = {first.x, first.y, second.x, second.y};
+        block::multiply_add(parts[0][q], factor, b.y, b_next.y);
+        block::multiply_add(parts[1][q], factor, block::quarter_turn(b.y), block::quarter_turn(b_next.y));
+        block::multiply_add(parts[0][q], factor, b.x, b_next.x);
+        block::multiply_add(parts[1][q], factor, block::quarter_turn(b.x), block::quarter_turn(b_next.x));
+      }
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int e = 0; e < 8; ++e)
+    {
+      const float* part    = parts[e / 4][e % 4 / 2];
+      sums[e / 4][e % 4] = part[e % 2] + part[e % 2 + 2];
+    }
+  };
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
   {
     const int64_t pair        = item % problem.tile_pairs();
@@ -585,7 +561,7 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
       block::copy_async_commit();
     };
     const uint4* values         = gram_scratch;
-    const int to_b              = ((two_tiles ? tile : 0) + column - row + lane / 4) * samples; // from A's fragments
+    const int to_b              = 2 * ((two_tiles ? tile : 0) + column - row + lane / 4) * samples; // from those of a
     float even[pairs + 1][2][4] = {}; // S'(g) + S'(-g) for the chunk's g, and 0; re and im
     float odd[pairs][2][4]      = {}; // S'(g) - S'(-g), likewise halved
     const float* of_pair        = weights + chunk * groups * depth * row_pitch;
@@ -604,33 +580,12 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
 #pragma unroll 1
       for (int p = 0; p < depth; ++p)
       {
-        const uint4* at_p = values + p * pair_pitch;
         // Matrices of both frequencies, re and im.
-        float here[2][4]     = {};
-        float opposite[2][4] = {};
-        TCONV_PRAGMA_UNROLL
-        for (int k = 0; k < samples; k += 8)
-        {
-          const uint4* low  = at_p + row * samples + k + first_word;
-          const uint4* high = at_p + row * samples + k + (first_word ^ 4);
-          const uint4 a[4]  = {low[0], low[8 * samples], high[0], high[8 * samples]};
-          const uint4 b[2]  = {low[to_b], high[to_b]};
-          const auto add    = [](float (&sums)[2][4], const unsigned (&high)[4], const unsigned (&low)[4], const unsigned (&b_high)[2], const unsigned (&b_low)[2]) {
-            const unsigned turned_high[2] = {block::quarter_turn(b_high[0]), block::quarter_turn(b_high[1])};
-            const unsigned turned_low[2]  = {block::quarter_turn(b_low[0]), block::quarter_turn(b_low[1])};
-            // Small products first: the accumulator's truncation is that of the last ones.
-            block::multiply_add(sums[0], low, b_low[0], b_low[1]);
-            block::multiply_add(sums[1], low, turned_low[0], turned_low[1]);
-            block::multiply_add(sums[0], low, b_high[0], b_high[1]);
-            block::multiply_add(sums[1], low, turned_high[0], turned_high[1]);
-            block::multiply_add(sums[0], high, b_low[0], b_low[1]);
-            block::multiply_add(sums[1], high, turned_low[0], turned_low[1]);
-            block::multiply_add(sums[0], high, b_high[0], b_high[1]);
-            block::multiply_add(sums[1], high, turned_high[0], turned_high[1]);
-          };
-          add(here, {a[0].x, a[1].x, a[2].x, a[3].x}, {a[0].y, a[1].y, a[2].y, a[3].y}, {b[0].x, b[1].x}, {b[0].y, b[1].y});
-          add(opposite, {a[0].z, a[1].z, a[2].z, a[3].z}, {a[0].w, a[1].w, a[2].w, a[3].w}, {b[0].z, b[1].z}, {b[0].w, b[1].w});
-        }
+        float here[2][4];
+        float opposite[2][4];
+        const auto* words = reinterpret_cast<const uint2*>(values + p * pair_pitch);
+        multiply(words + first_word, words + (first_word ^ 8), to_b, here);
+        multiply(words + (first_word ^ 1), words + (first_word ^ 9), to_b, opposite);
         const float* weight = of_pair + p * row_pitch;
         if (p == 0 && group == 0)
         {

@@ -7,6 +7,7 @@
 #include "../detail/spectral_plan.hpp"
 #include "../detail/workspace_layout.hpp"
 #include "../kernel/spectral.cuh"
+#include "../kernel/transform_volume.cuh"
 #include "tensor_chain.cuh"
 
 #include <algorithm>
@@ -50,15 +51,30 @@ struct spectral_workspace
     // Rows of x in vectors of 4 elements, each copied at once.
     const bool quads = !problem.x.channels_last() && problem.in[2] % 4 == 0
                     && aligned_groups(x, gcd(problem.x.channel, problem.x.sample), 4);
-    status s = start("tconv::kernel::transform_planes",
-                     kernel::transform_planes<policy, In>,
-                     std::min(problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels), resident),
-                     policy::plane_threads,
-                     detail::plane_layout::of(problem).bytes(problem),
-                     x,
-                     quads,
-                     planes.get(space));
-    if (s.ok())
+    status s;
+    const bool whole = detail::with_volume_size(tuning::volume_sizes{}, problem, [&](auto size) {
+      using volume_size = decltype(size);
+      s                 = start("tconv::kernel::transform_volume",
+                kernel::transform_volume<policy, volume_size, In>,
+                problem.batch * problem.in_channels,
+                policy::volume_threads,
+                detail::volume_pitches<volume_size>::bytes(problem),
+                x,
+                quads,
+                reinterpret_cast<uint2*>(spectra_of_x));
+    });
+    if (!whole)
+    {
+      s = start("tconv::kernel::transform_planes",
+                kernel::transform_planes<policy, In>,
+                std::min(problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels), resident),
+                policy::plane_threads,
+                detail::plane_layout::of(problem).bytes(problem),
+                x,
+                quads,
+                planes.get(space));
+    }
+    if (s.ok() && !whole)
     {
       const int64_t lines = static_cast<int64_t>(problem.row_pairs()) * problem.half() * problem.batch * problem.channel_tiles();
       s = start("tconv::kernel::transform_depth",

@@ -11,12 +11,30 @@ TCONV_NAMESPACE_BEGIN
 namespace tuning
 {
 
+/// Extents (d, h, w) of a transform.
+template <int D, int H, int W>
+struct volume_size
+{
+  static constexpr int d = D; ///< planes
+  static constexpr int h = H; ///< rows
+  static constexpr int w = W; ///< columns
+};
+
+/// Volumes whose spectra have a kernel of their own, kernel::transform_volume (P2's: 65 us instead of 180). Any other size is transformed
+/// by tables of roots.
+template <class... Sizes>
+struct volume_size_list
+{};
+using volume_sizes = volume_size_list<volume_size<20, 36, 36>>; ///< all of them
+
 /// Block shapes of kernel/spectral.cuh.
 struct spectral_policy
 {
   static constexpr int threads = 256;
   /// Shared memory of a block: two or three fit an sm_90 multiprocessor, one or two an sm_80's.
   static constexpr int shared_bytes = 112 * 1024;
+  /// Threads of a block that transforms a volume, two of which a multiprocessor holds; one for each two rows of x.
+  static constexpr int volume_threads = 320;
   /// Threads of a block that transforms planes.
   static constexpr int plane_threads     = 320;
   static constexpr int plane_frequencies = 5; ///< of a thread
