@@ -13,17 +13,6 @@
 
 TCONV_NAMESPACE_BEGIN
 
-/// Steps between the spectra of x, in pairs of 16 bytes: the frequencies h and -h of one channel of one sample (frequencies 0 and
-/// size / 2 in pair 0), see block/split_complex.cuh. In odd samples -h comes first: threads that read one frequency of neighbouring samples
-/// meet different banks.
-struct spectrum_strides
-{
-  int64_t bin; ///< (f_d, f_w), f_w fastest
-  int64_t pair;
-  int64_t sample;
-  int64_t channel;
-};
-
 /// Everything the spectral kernels need besides pointers. Axes are canonical (d, h, w); complex numbers are pairs of floats.
 struct spectral_problem
 {
@@ -35,7 +24,6 @@ struct spectral_problem
   int kernel[3]        = {1, 1, 1};
   int size[3]          = {1, 1, 1}; ///< of the transform: the output's extents
   int grid[3]          = {1, 1, 1}; ///< of the resampled spectrum: 2 * kernel - 1
-  spectrum_strides spectra{};
   bool whole_volumes   = false;     ///< one of tuning::volume_sizes
   int plane_channels   = 1;         ///< channels whose planes a block transforms at a time, a power of two
   int tap_channels     = 1;         ///< output channels whose taps a block transforms at a time, a power of two
@@ -48,6 +36,11 @@ struct spectral_problem
   /// Pairs of frequencies h and -h; where the size is odd, the second of pair 0 does not count.
   TCONV_HOST_DEVICE constexpr int row_pairs() const { return (size[1] + 1) / 2; }
   TCONV_HOST_DEVICE constexpr int opposite_row(int pair) const { return pair == 0 ? size[1] / 2 : size[1] - pair; }
+  /// Groups of pairs that are multiplied at a time.
+  TCONV_HOST_DEVICE constexpr int row_groups() const
+  {
+    return (row_pairs() + tuning::spectral_policy::gram_pairs - 1) / tuning::spectral_policy::gram_pairs;
+  }
   /// Chunks of grid frequencies along h that blocks accumulate: the first has frequency 0 besides its pairs.
   TCONV_HOST_DEVICE constexpr int grid_chunks() const
   {
@@ -74,10 +67,24 @@ struct spectral_problem
   {
     return whole_volumes ? 0 : static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
   }
-  TCONV_HOST_DEVICE constexpr int64_t spectrum_pairs() const
+  /// Of the spectrum of x: [size d][half w][group][channel tile][batch][channel][pair of the group][h, -h], see block/split_complex.cuh.
+  TCONV_HOST_DEVICE constexpr int64_t group_spectra() const
   {
-    return static_cast<int64_t>(size[0]) * half() * row_pairs() * batch * padded_channels();
+    return batch * padded_channels() * 2 * tuning::spectral_policy::gram_pairs;
   }
+  TCONV_HOST_DEVICE constexpr int64_t spectra() const
+  {
+    return static_cast<int64_t>(size[0]) * half() * row_groups() * group_spectra();
+  }
+  /// Place of one channel of one sample in those of a group.
+  TCONV_HOST_DEVICE constexpr int64_t spectrum_place(int64_t n, int64_t channel) const
+  {
+    constexpr int tile = tuning::spectral_policy::tile;
+    return ((channel / tile * batch + n) * tile + channel % tile) * 2 * tuning::spectral_policy::gram_pairs;
+  }
+  /// The four frequencies of a group are permuted by xor with this, so that threads that read the same one of four neighbouring
+  /// samples and channels meet different banks.
+  TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t n) { return n % 2 == 0 ? n / 2 % 2 : 2 + n / 2 % 2; }
   TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
   {
     return static_cast<int64_t>(grid[1]) * tile_pairs() * size[0] * half() * tile_elements();
@@ -175,16 +182,16 @@ constexpr int64_t depth_bytes(const spectral_problem& p)
 }
 constexpr int64_t gram_bytes(const spectral_problem& p)
 {
-  using policy       = tuning::spectral_policy;
-  const int64_t part = int64_t{policy::gram_pairs} * (2 * policy::tile * policy::samples + policy::gram_padding);
-  const int64_t rows = ceil_div(p.row_pairs(), int64_t{policy::gram_pairs}) * policy::gram_pairs;
-  return 16 * policy::gram_stages * part + 4 * p.grid_chunks() * rows * policy::gram_weights;
+  using policy        = tuning::spectral_policy;
+  const int64_t stage = int64_t{16} * policy::gram_pairs * 2 * policy::tile * policy::samples;
+  return policy::gram_stages * stage + int64_t{4} * p.grid_chunks() * p.row_groups() * policy::gram_pairs * policy::gram_weights;
 }
 constexpr int64_t resample_bytes(const spectral_problem& p)
 {
-  using policy = tuning::spectral_policy;
-  return int64_t{8} * policy::resample_stages * policy::resample_elements * p.half()
-       + 4 * (static_cast<int64_t>(p.grid[2]) * p.half() + static_cast<int64_t>(p.grid[0]) * p.size[0]);
+  using policy        = tuning::spectral_policy;
+  const auto chunks   = [](int grid) { return ceil_div(grid, int64_t{policy::grid_chunk}); };
+  const int64_t along = chunks(p.grid[2]) * ceil_div(p.half(), int64_t{policy::resample_batch}) * policy::resample_batch;
+  return 4 * policy::resample_weights * (along + chunks(p.grid[0]) * p.size[0]);
 }
 
 /// The plan, and whether there is one.
@@ -232,10 +239,6 @@ struct spectral_plan
   p.in_channels = shape.in_channels;
   p.out_channels   = shape.out_channels;
   p.whole_volumes  = with_volume_size(tuning::volume_sizes{}, p, [](auto) {});
-  const int64_t row = p.row_pairs();
-  p.spectra         = p.whole_volumes
-                      ? spectrum_strides{p.batch * p.in_channels * row, 1, p.in_channels * row, row}
-                      : spectrum_strides{row * p.batch * p.padded_channels(), p.batch * p.padded_channels(), p.padded_channels(), 1};
   p.plane_channels = policy::plane_channels;
   while (p.plane_channels > 1 && plane_layout::of(p).bytes(p) > policy::shared_bytes)
   {
@@ -252,12 +255,13 @@ struct spectral_plan
   // Kernels number lines and matrices with 32 bits.
   constexpr int64_t most = 0x7fffffff;
   plan.possible          = plan.possible && p.plane_spectra() / p.padded_channels() * p.channel_tiles() <= most
-               && p.batch * p.in[0] * p.padded_channels() <= most;
+               && p.batch * p.in[0] * p.padded_channels() <= most && p.spectra() / 2 <= most
+               && p.tile_pairs() * p.size[0] * p.half() * p.grid_chunks() <= most;
 
   const auto count    = [](int64_t v) { return static_cast<double>(v); };
   const double rows   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
   const double cols   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
-  const double depth  = count(p.spectrum_pairs()) * p.in[0] * 4;
+  const double depth  = count(p.spectra()) * p.in[0] * 2;
   // On tensor cores; the rate counts products of numbers, not of their parts.
   const double samples = count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples);
   const double gram    = count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements())
@@ -269,7 +273,7 @@ struct spectral_plan
   plan.direct_macs  = count(p.batch) * count(shape.input_positions()) * count(shape.weight_elements());
   plan.macs         = rows + cols + depth + gram + resample + form + taps;
   plan.bytes        = 8
-             * (2 * count(p.plane_spectra()) + 6 * count(p.spectrum_pairs()) + 2 * count(p.row_matrices())
+             * (2 * count(p.plane_spectra()) + 3 * count(p.spectra()) + 2 * count(p.row_matrices())
                 + 2 * count(p.matrices()) + 2 * count(p.tap_spectra()));
   return plan;
 }

@@ -327,12 +327,12 @@ __global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
   }
 }
 
-/// \p spectra [size d][half w][pair of frequencies h][batch][padded channels] from \p planes (see transform_planes): the transform along d.
-/// A warp takes 32 channels of two lines, those of frequencies h and -h. Persistent.
+/// \p spectra (see spectral_problem::spectra) from \p planes (see transform_planes): the transform along d. A warp takes 32 channels of two
+/// lines, those of frequencies h and -h. Persistent.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_constant__ spectral_problem problem,
                                                                    const float2* planes,
-                                                                   uint4* spectra)
+                                                                   uint2* spectra)
 {
   constexpr int held  = 4;
   constexpr int warps = Policy::threads / 32;
@@ -354,8 +354,9 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   const int half             = problem.half();
   const int64_t padded       = problem.padded_channels();
   const int64_t line_step    = depth * padded;
-  const int64_t frequency_fd = half * problem.spectra.bin;
-  const int items            = problem.row_pairs() * half * batch * tiles;
+  const int64_t frequency_fd = half * problem.row_groups() * problem.group_spectra() / 2; // in pairs
+  const int pairs_h          = problem.row_groups() * Policy::gram_pairs;
+  const int items            = pairs_h * half * batch * tiles;
   for (int item = static_cast<int>(blockIdx.x) * warps + warp; item < items;
        item += static_cast<int>(gridDim.x) * warps)
   {
@@ -363,10 +364,15 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
     const int n          = item / tiles % batch;
     const int fw         = item / tiles / batch % half;
     const int pair       = item / tiles / batch / half;
-    const int opposite   = problem.opposite_row(pair);
-    const float2* at     = planes + ((static_cast<int64_t>(pair) * half + fw) * batch + n) * line_step + c;
+    // A pair that does not exist counts for nothing; it is some other one.
+    const int existing   = pair < problem.row_pairs() ? pair : 0;
+    const int opposite   = problem.opposite_row(existing);
+    const float2* at     = planes + ((static_cast<int64_t>(existing) * half + fw) * batch + n) * line_step + c;
     const float2* across = planes + ((static_cast<int64_t>(opposite) * half + fw) * batch + n) * line_step + c;
-    uint4* target = spectra + fw * problem.spectra.bin + pair * problem.spectra.pair + n * problem.spectra.sample + c;
+    const int swizzle    = spectral_problem::spectrum_swizzle(n);
+    const int64_t group  = static_cast<int64_t>(fw) * problem.row_groups() + pair / Policy::gram_pairs;
+    auto* target         = reinterpret_cast<uint4*>(spectra + group * problem.group_spectra() + problem.spectrum_place(n, c))
+                 + (pair % Policy::gram_pairs ^ swizzle / 2);
     for (int f = 0; f < pairs; f += held)
     {
       float2 cosines[held][2] = {};
@@ -396,8 +402,8 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
         }
       }
       const auto store = [&](int fd, float2 v, float2 w) {
-        const block::split_complex a = block::split_complex::of(n % 2 == 0 ? v : w);
-        const block::split_complex b = block::split_complex::of(n % 2 == 0 ? w : v);
+        const block::split_complex a = block::split_complex::of(swizzle % 2 == 0 ? v : w);
+        const block::split_complex b = block::split_complex::of(swizzle % 2 == 0 ? w : v);
         target[fd * frequency_fd]    = make_uint4(a.high, a.low, b.high, b.low);
       };
       TCONV_PRAGMA_UNROLL
@@ -435,19 +441,20 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
   constexpr int stages  = Policy::gram_stages;
   constexpr int depth   = Policy::gram_pairs;
   static_assert(tile == 32 && samples == 16 && depth == 2 && Policy::threads == 256,
-                "tconv: 2 x 4 warps have 16 x 8 elements each, and threads copy 8 parts of a stage");
-  // [pair of frequencies][channel of both tiles][sample], in parts of 16 bytes.
-  constexpr int pair_pitch  = 2 * tile * samples + Policy::gram_padding;
-  constexpr int stage_pitch = depth * pair_pitch;
+                "tconv: 2 x 4 warps have 16 x 8 elements each");
+  constexpr int places      = 2 * depth;               // of a channel's frequencies in a group
+  constexpr int stage_tile  = samples * tile * places; // [sample][channel][place]
+  constexpr int stage_pitch = 2 * stage_tile;
   extern __shared__ uint4 gram_scratch[];
+  auto* const values = reinterpret_cast<uint2*>(gram_scratch);
   // [pair of frequencies]: weights of sums for grid frequencies 0, 1, ..., then of differences for 1, 2, ...; of pair 0, whose two
   // frequencies are their own opposites: of the first for 0, 1, ..., then of the second.
   constexpr int row_pitch = Policy::gram_weights;
-  auto* weights           = reinterpret_cast<float*>(gram_scratch + stages * stage_pitch);
+  auto* weights           = reinterpret_cast<float*>(values + stages * stage_pitch);
   const int thread        = static_cast<int>(threadIdx.x);
   const int size          = problem.size[1];
   const int count         = problem.row_pairs();
-  const int groups        = (count + depth - 1) / depth;
+  const int groups        = problem.row_groups();
   const int chunks        = problem.grid_chunks();
   for (int i = thread; i < chunks * groups * depth * row_pitch; i += Policy::threads)
   {
@@ -471,28 +478,29 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
   const int lane      = thread % 32;
   const int row       = warp % 2 * 16 + lane / 4;
   const int column    = warp / 2 * 8;
-  const int64_t bins  = static_cast<int64_t>(problem.size[0]) * problem.half();
+  const int bins      = problem.size[0] * problem.half();
   const int batch     = static_cast<int>(problem.batch);
   const int steps     = groups * ((batch + samples - 1) / samples);
-  const int64_t items = problem.tile_pairs() * bins * chunks;
-  // Samples of a channel are permuted so that neither copies nor fragments meet in a bank.
-  const auto swizzle = [](int channel) { return (channel & 1) << 2 | (channel & 2) >> 1; };
-  // This thread's first fragments are sample lane % 4 of channel row; its second ones 4 samples on.
-  const int first_word = 2 * (row * samples + (lane % 4 ^ swizzle(row))) + lane % 2;
+  const auto pairs_of = static_cast<int>(problem.tile_pairs());
+  const int items     = pairs_of * bins * chunks; // the plan sees to it that they are counted in 32 bits
+  // This thread's fragments are samples lane % 4 + 4 i of channels row, row + 8 and column + lane / 4.
+  const int swizzle = spectral_problem::spectrum_swizzle(lane % 4);
+  const int first   = (lane % 4 * tile + row) * places;
   // Re and im of conj(a) b for 16 x 8 channels. Rows 0 to 7 of an instruction are high parts of channels, the others low ones.
-  const auto multiply = [](const uint2* a, const uint2* a_next, int to_b, float (&sums)[2][4]) {
+  const auto multiply = [](const uint2* a, int to_b, float (&sums)[2][4]) {
+    constexpr int sample     = tile * places;
     float parts[2][2][4] = {}; // [re, im][8 channels]
     TCONV_PRAGMA_UNROLL
     for (int k = 0; k < samples; k += 8)
     {
-      const uint2 b      = a[to_b + 2 * k];
-      const uint2 b_next = a_next[to_b + 2 * k];
+      const uint2 b      = a[to_b + k * sample];
+      const uint2 b_next = a[to_b + (k + 4) * sample];
       TCONV_PRAGMA_UNROLL
       for (int q = 0; q < 2; ++q)
       {
-        const uint2 first        = a[2 * (8 * q * samples + k)];
-        const uint2 second       = a_next[2 * (8 * q * samples + k)];
-        const unsigned factor[4] = {first.x, first.y, second.x, second.y};
+        const uint2 a_one        = a[8 * q * places + k * sample];
+        const uint2 a_next       = a[8 * q * places + (k + 4) * sample];
+        const unsigned factor[4] = {a_one.x, a_one.y, a_next.x, a_next.y};
         block::multiply_add(parts[0][q], factor, b.y, b_next.y);
         block::multiply_add(parts[1][q], factor, block::quarter_turn(b.y), block::quarter_turn(b_next.y));
         block::multiply_add(parts[0][q], factor, b.x, b_next.x);
@@ -506,62 +514,51 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
       sums[e / 4][e % 4] = part[e % 2] + part[e % 2 + 2];
     }
   };
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
   {
-    const int64_t pair        = item % problem.tile_pairs();
-    const int64_t bin         = item / problem.tile_pairs() % bins;
-    const int chunk           = static_cast<int>(item / problem.tile_pairs() / bins);
+    const int pair            = item % pairs_of;
+    const int bin             = item / pairs_of % bins;
+    const int chunk           = item / pairs_of / bins;
     const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
-    // This thread copies one of a stage's two pairs, of samples warp and warp + 8 of channels 16 apart.
-    const int copied_pair    = lane % 2;
-    const int copied_channel = lane / 2;
-    const bool two_tiles     = at.i != at.j;
-    const int real_i         = static_cast<int>(problem.in_channels - at.i * tile) - copied_channel;
-    const int real_j         = static_cast<int>(problem.in_channels - at.j * tile) - copied_channel;
-    const int64_t across     = (at.j - at.i) * tile * problem.spectra.channel;
-    const uint4* next        = spectra + bin * problem.spectra.bin + copied_pair * problem.spectra.pair
-                      + warp * problem.spectra.sample + (at.i * tile + copied_channel) * problem.spectra.channel;
-    uint4* const to = gram_scratch + copied_pair * pair_pitch + copied_channel * samples
-                    + (warp ^ swizzle(copied_channel));
-    uint4* target    = to;
-    int copied       = 0; // steps
-    int copied_n     = 0; // the first sample of the step that is copied next, and its first pair
-    int copied_first = 0;
-    const auto stage = [&] {
+    const bool two_tiles  = at.i != at.j;
+    // Copies are of 16 bytes, counted in 32 bits: the plan sees to it.
+    constexpr int parts    = stage_tile / 2;
+    const auto tile_parts  = static_cast<int>(batch * tile * places / 2);
+    const auto group_parts = static_cast<int>(problem.group_spectra() / 2);
+    const int across       = static_cast<int>(at.j - at.i) * tile_parts;
+    int next               = bin * groups * group_parts + static_cast<int>(at.i) * tile_parts + thread;
+    int copied             = 0; // steps
+    int copied_n           = 0; // the first sample of the step that is copied next
+    const auto stage       = [&] {
       if (copied < steps)
       {
-        const int left = copied_first + copied_pair < count ? batch - copied_n - warp : 0;
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i)
-        {
-          const int c         = i / 2 * 16;
-          const int n         = i % 2 * 8;
-          const uint4* source = next + c * problem.spectra.channel + n * problem.spectra.sample;
-          uint4* place        = target + c * samples + n;
-          block::copy_async_16_or_zero(
-            reinterpret_cast<float*>(place), reinterpret_cast<const float*>(source), c < real_i && n < left);
-          if (two_tiles)
+        uint4* target   = gram_scratch + copied % stages * (2 * parts) + thread;
+        const int limit = (batch - copied_n) * tile * places / 2 - thread;
+        const auto copy = [&](int to, const uint4* from) {
+          TCONV_PRAGMA_UNROLL
+          for (int i = 0; i < parts; i += Policy::threads)
           {
-            block::copy_async_16_or_zero(reinterpret_cast<float*>(place + tile * samples),
-                                         reinterpret_cast<const float*>(source + across),
-                                         c < real_j && n < left);
+            block::copy_async_16_or_zero(
+              reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i), i < limit);
           }
+        };
+        copy(0, spectra + next);
+        if (two_tiles)
+        {
+          copy(parts, spectra + next + across);
         }
         ++copied;
-        target = target == to + (stages - 1) * stage_pitch ? to : target + stage_pitch;
-        next += samples * problem.spectra.sample;
         copied_n += samples;
+        next += parts;
         if (copied_n >= batch)
         {
-          next += depth * problem.spectra.pair - copied_n * problem.spectra.sample;
+          next += group_parts - copied_n * (tile * places / 2);
           copied_n = 0;
-          copied_first += depth;
         }
       }
       block::copy_async_commit();
     };
-    const uint4* values         = gram_scratch;
-    const int to_b              = 2 * ((two_tiles ? tile : 0) + column - row + lane / 4) * samples; // from those of a
+    const int to_b = (two_tiles ? stage_tile : 0) + (column - row + lane / 4) * places; // from the fragments of a
     float even[pairs + 1][2][4] = {}; // S'(g) + S'(-g) for the chunk's g, and 0; re and im
     float odd[pairs][2][4]      = {}; // S'(g) - S'(-g), likewise halved
     const float* of_pair        = weights + chunk * groups * depth * row_pitch;
@@ -583,9 +580,9 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
         // Matrices of both frequencies, re and im.
         float here[2][4];
         float opposite[2][4];
-        const auto* words = reinterpret_cast<const uint2*>(values + p * pair_pitch);
-        multiply(words + first_word, words + (first_word ^ 8), to_b, here);
-        multiply(words + (first_word ^ 1), words + (first_word ^ 9), to_b, opposite);
+        const uint2* fragments = values + step % stages * stage_pitch + first;
+        multiply(fragments + (2 * p ^ swizzle), to_b, here);
+        multiply(fragments + ((2 * p + 1) ^ swizzle), to_b, opposite);
         const float* weight = of_pair + p * row_pitch;
         if (p == 0 && group == 0)
         {
@@ -622,7 +619,6 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
           }
         }
       }
-      values = values == gram_scratch + (stages - 1) * stage_pitch ? gram_scratch : values + stage_pitch;
       first_n += samples;
       if (first_n >= batch)
       {
@@ -663,110 +659,125 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
 }
 
 /// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along w and d. Frequencies along w count
-/// for their conjugates, half where they are their own. A thread takes two elements of the matrices.
+/// for their conjugates, half where they are their own. A thread takes one number of the matrices, and grid_chunk^2 frequencies.
 template <class Policy>
-__global__ __launch_bounds__(Policy::resample_elements / 2 * Policy::resample_rows,
-                             3) void resample_matrices(const __grid_constant__ spectral_problem problem,
-                                                       const float2* matrices,
-                                                       float2* resampled)
+__global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_threads) void resample_matrices(
+  const __grid_constant__ spectral_problem problem, const float* matrices, float* resampled)
 {
-  constexpr int width   = Policy::resample_elements;
-  constexpr int rows    = Policy::resample_rows;
-  constexpr int threads = width / 2 * rows;
+  constexpr int threads = Policy::resample_threads;
   constexpr int chunk   = Policy::grid_chunk;
-  constexpr int stages  = Policy::resample_stages;
+  constexpr int batch   = Policy::resample_batch;
+  constexpr int pitch   = Policy::resample_weights;
   extern __shared__ float4 resample_scratch[];
-  const int half   = problem.half();
-  const int parts  = half * (width / 2);                                          // of 16 bytes
-  auto* weights_w  = reinterpret_cast<float*>(resample_scratch + stages * parts); // [grid w][half w]
-  float* weights_d = weights_w + problem.grid[2] * half;                          // [size d][grid d]
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < problem.grid[2] * half; i += threads)
-  {
-    const int f     = i % half;
-    const bool self = f == 0 || 2 * f == problem.size[2];
-    weights_w[i]    = (self ? 0.5f : 1.0f)
-                 * block::resampling_weight(i / half, f, problem.size[2], problem.grid[2], problem.kernel[2]);
-  }
-  for (int i = thread; i < problem.grid[0] * problem.size[0]; i += threads)
-  {
-    weights_d[i] = block::resampling_weight(
-      i % problem.grid[0], i / problem.grid[0], problem.size[0], problem.grid[0], problem.kernel[0]);
-  }
-  runtime::grid_dependency_wait();
-
-  const int element      = thread % (width / 2);
-  const int row          = thread / (width / 2);
-  const int64_t per_tile = problem.tile_elements() / 2; // of 16 bytes
-  const int64_t pieces   = per_tile / (width / 2);
-  const int64_t items    = problem.grid[1] * problem.tile_pairs() * pieces;
-  const auto add         = [](float4& sum, float weight, const float4& v) {
-    sum.x = fmaf(weight, v.x, sum.x);
-    sum.y = fmaf(weight, v.y, sum.y);
-    sum.z = fmaf(weight, v.z, sum.z);
-    sum.w = fmaf(weight, v.w, sum.w);
-  };
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
-  {
-    const int64_t piece = item % pieces;
-    const int64_t pair  = item / pieces % problem.tile_pairs();
-    const int64_t gh    = item / pieces / problem.tile_pairs();
-    const float4* from  = reinterpret_cast<const float4*>(matrices)
-                       + (gh * problem.tile_pairs() + pair) * problem.size[0] * half * per_tile + piece * (width / 2);
-    for (int first_w = 0; first_w < problem.grid[2]; first_w += rows)
+  const int half       = problem.half();
+  const int batches    = (half + batch - 1) / batch;
+  const int chunks_w   = (problem.grid[2] + chunk - 1) / chunk;
+  const int chunks_d   = (problem.grid[0] + chunk - 1) / chunk;
+  auto* const of_w     = reinterpret_cast<float*>(resample_scratch);     // [chunk][half w, in whole batches][grid w]
+  float* const of_d    = of_w + chunks_w * batches * batch * pitch;      // [chunk][size d][grid d]
+  const int thread     = static_cast<int>(threadIdx.x);
+  const auto set_table = [&](float* table, int axis, int chunks, int frequencies, auto weight) {
+    for (int i = thread; i < chunks * frequencies * pitch; i += threads)
     {
-      for (int first_d = 0; first_d < problem.grid[0]; first_d += chunk)
-      {
-        const int gw       = first_w + row;
-        float4 sums[chunk] = {};
-        const auto stage   = [&](int fd) {
-          if (fd < problem.size[0])
-          {
-            float4* target = resample_scratch + fd % stages * parts;
-            for (int f = row; f < half; f += rows)
-            {
-              block::copy_async_16(reinterpret_cast<float*>(target + f * (width / 2) + element),
-                                   reinterpret_cast<const float*>(from + (fd * half + f) * per_tile + element));
-            }
-          }
-          block::copy_async_commit();
-        };
-        __syncthreads();
-        for (int fd = 0; fd < stages - 1; ++fd)
+      const int f = i / pitch % frequencies;
+      const int g = i / pitch / frequencies * chunk + i % pitch;
+      table[i]    = i % pitch < chunk && g < problem.grid[axis]
+                    ? weight(f) * block::resampling_weight(g, f, problem.size[axis], problem.grid[axis], problem.kernel[axis])
+                    : 0.0f;
+    }
+  };
+  set_table(of_w, 2, chunks_w, batches * batch, [&](int f) {
+    return f >= half ? 0.0f : (f == 0 || 2 * f == problem.size[2] ? 0.5f : 1.0f);
+  });
+  set_table(of_d, 0, chunks_d, problem.size[0], [](int) { return 1.0f; });
+  runtime::grid_dependency_wait();
+  __syncthreads();
+
+  const int64_t numbers = 2 * problem.tile_elements();
+  const int64_t pieces  = numbers / threads;
+  const int64_t piece   = blockIdx.x % pieces;
+  const int64_t pair    = blockIdx.x / pieces % problem.tile_pairs();
+  const int64_t gh      = blockIdx.x / pieces / problem.tile_pairs();
+  const int steps       = problem.size[0] * batches;
+  const float* from     = matrices + (gh * problem.tile_pairs() + pair) * problem.size[0] * half * numbers + piece * threads
+                    + thread;
+  for (int chunk_w = 0; chunk_w < chunks_w; ++chunk_w)
+  {
+    for (int chunk_d = 0; chunk_d < chunks_d; ++chunk_d)
+    {
+      float sums[chunk][chunk] = {};
+      float rows[chunk]        = {}; // of one f_d
+      float next[batch];
+      const float* at = from;
+      int first       = 0; // f_w of the next batch
+      const auto load = [&] {
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < batch; ++i)
         {
-          stage(fd);
+          next[i] = first + i < half ? at[i * numbers] : 0.0f;
         }
-        for (int fd = 0; fd < problem.size[0]; ++fd)
+        const int count = half - first < batch ? half - first : batch;
+        at += count * numbers;
+        first = first + count == half ? 0 : first + count;
+      };
+      const float* weights_w = of_w + chunk_w * batches * batch * pitch;
+      const float* weights_d = of_d + chunk_d * problem.size[0] * pitch;
+      const float* weight    = weights_w;
+      load();
+      for (int step = 1; step <= steps; ++step)
+      {
+        float values[batch];
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < batch; ++i)
         {
-          block::copy_async_wait<stages - 2>();
-          __syncthreads();
-          stage(fd + stages - 1);
-          const float4* line = resample_scratch + fd % stages * parts + element;
-          if (gw < problem.grid[2])
-          {
-            const float* of_w = weights_w + gw * half;
-            float4 sum        = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            TCONV_PRAGMA_UNROLL_4
-            for (int f = 0; f < half; ++f)
-            {
-              add(sum, of_w[f], line[f * (width / 2)]);
-            }
-            const float* of_d = weights_d + fd * problem.grid[0] + first_d;
-            TCONV_PRAGMA_UNROLL
-            for (int g = 0; g < chunk; ++g)
-            {
-              add(sums[g], first_d + g < problem.grid[0] ? of_d[g] : 0.0f, sum);
-            }
-          }
+          values[i] = next[i];
+        }
+        if (step < steps)
+        {
+          load();
         }
         TCONV_PRAGMA_UNROLL
-        for (int g = 0; g < chunk; ++g)
+        for (int i = 0; i < batch; ++i)
         {
-          if (gw < problem.grid[2] && first_d + g < problem.grid[0])
+          TCONV_PRAGMA_UNROLL
+          for (int g = 0; g < chunk; ++g)
           {
-            const int64_t place = (static_cast<int64_t>(first_d + g) * problem.grid[1] + gh) * problem.grid[2] + gw;
-            reinterpret_cast<float4*>(
-              resampled)[(place * problem.tile_pairs() + pair) * per_tile + piece * (width / 2) + element] = sums[g];
+            rows[g] = fmaf(weight[i * pitch + g], values[i], rows[g]);
+          }
+        }
+        weight += batch * pitch;
+        if (step % batches == 0)
+        {
+          weight = weights_w;
+          TCONV_PRAGMA_UNROLL
+          for (int d = 0; d < chunk; ++d)
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int w = 0; w < chunk; ++w)
+            {
+              sums[d][w] = fmaf(weights_d[d], rows[w], sums[d][w]);
+            }
+          }
+          TCONV_PRAGMA_UNROLL
+          for (int w = 0; w < chunk; ++w)
+          {
+            rows[w] = 0.0f;
+          }
+          weights_d += pitch;
+        }
+      }
+      TCONV_PRAGMA_UNROLL
+      for (int d = 0; d < chunk; ++d)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int w = 0; w < chunk; ++w)
+        {
+          const int gd = chunk_d * chunk + d;
+          const int gw = chunk_w * chunk + w;
+          if (gd < problem.grid[0] && gw < problem.grid[2])
+          {
+            const int64_t place = (static_cast<int64_t>(gd) * problem.grid[1] + gh) * problem.grid[2] + gw;
+            resampled[(place * problem.tile_pairs() + pair) * numbers + piece * threads + thread] = sums[d][w];
           }
         }
       }

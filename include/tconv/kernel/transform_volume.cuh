@@ -15,7 +15,7 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace kernel
 {
 
-/// \p spectra [size d][half w][batch][channels][pair of frequencies h] (see spectrum_strides). A block takes one channel of one sample.
+/// \p spectra (see spectral_problem::spectra) of x. A block takes one channel of one sample.
 template <class Policy, class Size, class In>
 __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   const __grid_constant__ spectral_problem problem, const In* x, bool quads, uint2* spectra)
@@ -34,8 +34,8 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   const int height = problem.in[1];
   const int width  = problem.in[2];
   const int all    = depth * height;
-  const int64_t n  = blockIdx.x / problem.in_channels;
-  const int64_t ci = blockIdx.x - n * problem.in_channels;
+  const int64_t n  = blockIdx.x / problem.padded_channels();
+  const int64_t ci = blockIdx.x - n * problem.padded_channels();
 
   // Rows end on zeros.
   for (int i = thread; i < all * (columns - width); i += threads)
@@ -43,7 +43,8 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
     rows[i / (columns - width) * pitch::row + width + i % (columns - width)] = 0.0f;
   }
   runtime::grid_dependency_wait();
-  const In* volume   = x + n * problem.x.sample + ci * problem.x.channel;
+  const bool inside  = ci < problem.in_channels;
+  const In* volume   = x + n * problem.x.sample + (inside ? ci : 0) * problem.x.channel;
   const int parts    = quads ? width / 4 : width;
   const int per_turn = threads / parts;
   if (thread < per_turn * parts)
@@ -53,12 +54,12 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
     {
       if (quads)
       {
-        block::load_async_quad(rows + row * pitch::row + 4 * part, volume + row * width + 4 * part, true);
+        block::load_async_quad(rows + row * pitch::row + 4 * part, volume + row * width + 4 * part, inside);
       }
       else
       {
         block::load_async(
-          rows + row * pitch::row + part, volume + (static_cast<int64_t>(row) * width + part) * problem.x.position, true);
+          rows + row * pitch::row + part, volume + (static_cast<int64_t>(row) * width + part) * problem.x.position, inside);
       }
     }
   }
@@ -138,29 +139,32 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   }
   __syncthreads();
 
-  // Along d.
-  uint2* target              = spectra + 2 * (n * problem.spectra.sample + ci * problem.spectra.channel);
-  const int64_t frequency_fd = 2 * half * problem.spectra.bin;
-  const int swap             = static_cast<int>(n % 2);
-  for (int i = thread; i < half * 2 * pairs; i += threads)
+  // Along d. Places of pairs that do not exist have zeros.
+  constexpr int places = 2 * Policy::gram_pairs;                     // of a group
+  constexpr int groups = (2 * pairs + places - 1) / places;
+  const int64_t group_step     = problem.group_spectra();
+  const int64_t frequency_step = half * groups * group_step;
+  uint2* target     = spectra + problem.spectrum_place(n, ci);
+  const int swizzle = spectral_problem::spectrum_swizzle(n);
+  for (int i = thread; i < half * groups * places; i += threads)
   {
-    const int fw       = i / (2 * pairs);
-    const int place    = i % (2 * pairs);
-    const float2* line = lines + fw * pitch::line + place;
+    const int bin      = i / places; // (f_w, group)
+    const int place    = bin % groups * places + i % places;
+    const float2* line = lines + bin / groups * pitch::line + place;
     float2 v[Size::d];
     TCONV_PRAGMA_UNROLL
     for (int d = 0; d < Size::d; ++d)
     {
-      v[d] = d < depth ? line[d * half * pitch::line] : make_float2(0.0f, 0.0f);
+      v[d] = d < depth && place < 2 * pairs ? line[d * half * pitch::line] : make_float2(0.0f, 0.0f);
     }
     block::transform(v);
-    uint2* at = target + 2 * fw * problem.spectra.bin + (place ^ swap);
+    uint2* at = target + bin * group_step + (i % places ^ swizzle);
     TCONV_PRAGMA_UNROLL
     for (int f = 0; f < Size::d; ++f)
     {
       const block::split_complex s = block::split_complex::of(v[f]);
       *at                          = make_uint2(s.high, s.low);
-      at += frequency_fd;
+      at += frequency_step;
     }
   }
 }

@@ -28,7 +28,7 @@ struct spectral_workspace
   /// Nothing where the spectral kernels are not \p used.
   spectral_workspace(detail::workspace_layout& layout, const spectral_problem& p, bool used)
       : planes(layout.add<float2>(used ? std::max(p.plane_spectra(), p.row_matrices()) : 0))
-      , spectra(layout.add<float2>(used ? std::max(2 * p.spectrum_pairs(), p.matrices()) : 0))
+      , spectra(layout.add<float2>(used ? std::max(p.spectra(), p.matrices()) : 0))
       , taps(layout.add<float2>(used ? p.tap_spectra() : 0))
       , squares(layout.add<double>(used ? p.out_channels * p.grid_frequencies() : 0))
   {}
@@ -45,7 +45,7 @@ struct spectral_workspace
       return launch(
         name, kernel, {std::min(blocks, max_grid), threads, static_cast<std::size_t>(bytes), true}, stream, problem, arguments...);
     };
-    auto* spectra_of_x = reinterpret_cast<uint4*>(spectra.get(space));
+    auto* spectra_of_x   = reinterpret_cast<uint2*>(spectra.get(space));
     float2* row_matrices = planes.get(space);
     float2* resampled    = spectra.get(space);
     // Rows of x in vectors of 4 elements, each copied at once.
@@ -56,12 +56,12 @@ struct spectral_workspace
       using volume_size = decltype(size);
       s                 = start("tconv::kernel::transform_volume",
                 kernel::transform_volume<policy, volume_size, In>,
-                problem.batch * problem.in_channels,
+                problem.batch * problem.padded_channels(),
                 policy::volume_threads,
                 detail::volume_pitches<volume_size>::bytes(problem),
                 x,
                 quads,
-                reinterpret_cast<uint2*>(spectra_of_x));
+                spectra_of_x);
     });
     if (!whole)
     {
@@ -93,18 +93,18 @@ struct spectral_workspace
                 std::min(items, resident),
                 policy::threads,
                 detail::gram_bytes(problem),
-                spectra_of_x,
+                reinterpret_cast<const uint4*>(spectra_of_x),
                 row_matrices);
     }
     if (s.ok())
     {
       s = start("tconv::kernel::resample_matrices",
                 kernel::resample_matrices<policy>,
-                problem.grid[1] * problem.tile_pairs() * (problem.tile_elements() / policy::resample_elements),
-                policy::resample_elements / 2 * policy::resample_rows,
+                problem.grid[1] * problem.tile_pairs() * (2 * problem.tile_elements() / policy::resample_threads),
+                policy::resample_threads,
                 detail::resample_bytes(problem),
-                row_matrices,
-                resampled);
+                reinterpret_cast<const float*>(row_matrices),
+                reinterpret_cast<float*>(resampled));
     }
     if (s.ok())
     {

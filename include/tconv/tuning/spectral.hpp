@@ -46,18 +46,16 @@ struct spectral_policy
   static constexpr int samples     = 16;
   static constexpr int gram_pairs  = 2;
   static constexpr int gram_stages = 3;
-  /// Parts of 16 bytes between neighbouring pairs in a stage, so that copies meet different banks.
-  static constexpr int gram_padding = 2;
   /// Pairs of frequencies of the small grid along h that a block accumulates, besides 0: k taps need k - 1.
   static constexpr int grid_pairs = 4;
   /// Weights of a pair of frequencies for them, in whole vectors.
   static constexpr int gram_weights = (2 * grid_pairs + 2 + 3) / 4 * 4;
-  /// Frequencies of the small grid along d that a thread resamples.
-  static constexpr int grid_chunk = 9;
-  /// Elements of a matrix, and rows of threads, of a block that resamples along d and w.
-  static constexpr int resample_elements = 64;
-  static constexpr int resample_rows     = 9;
-  static constexpr int resample_stages   = 3;
+  /// Frequencies of the small grid along d, and along w, that a thread resamples: 81 accumulators. Weights lie in whole vectors.
+  static constexpr int grid_chunk       = 9;
+  static constexpr int resample_weights = 12;
+  /// Threads of a block that resamples, and values that each of them loads ahead.
+  static constexpr int resample_threads = 64;
+  static constexpr int resample_batch   = 10;
   /// Output channels of a block that evaluates the quadratic form.
   static constexpr int form_channels = 64;
   /// Output channels whose taps a block transforms, at most.
