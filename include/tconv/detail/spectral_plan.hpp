@@ -58,7 +58,7 @@ struct spectral_problem
   }
   /// Tiles on and above the diagonal of the channel-by-channel matrices.
   TCONV_HOST_DEVICE constexpr int64_t tile_pairs() const { return channel_tiles() * (channel_tiles() + 1) / 2; }
-  TCONV_HOST_DEVICE constexpr int64_t tile_elements() const
+  TCONV_HOST_DEVICE static constexpr int64_t tile_elements()
   {
     return static_cast<int64_t>(tuning::spectral_policy::tile) * tuning::spectral_policy::tile;
   }
@@ -190,8 +190,8 @@ constexpr int64_t resample_bytes(const spectral_problem& p)
 {
   using policy        = tuning::spectral_policy;
   const auto chunks   = [](int grid) { return ceil_div(grid, int64_t{policy::grid_chunk}); };
-  const int64_t along = chunks(p.grid[2]) * ceil_div(p.half(), int64_t{policy::resample_batch}) * policy::resample_batch;
-  return 4 * policy::resample_weights * (along + chunks(p.grid[0]) * p.size[0]);
+  const int64_t depth = ceil_div(p.size[0], int64_t{policy::resample_batch}) * policy::resample_batch;
+  return 4 * policy::resample_weights * (chunks(p.grid[2]) * p.half() + chunks(p.grid[0]) * depth);
 }
 
 /// The plan, and whether there is one.

@@ -37,21 +37,131 @@ TCONV_DEVICE float2 unit_root(int turns, int size)
   return root;
 }
 
-/// K(g, f) of an axis, see above.
-TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid, int kernel)
+/// K(g, f) of an axis, see above: sin(pi grid t) / (size sin(pi t)) with t = f / size - g / grid, as kernel = (grid + 1) / 2.
+TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid)
 {
-  // f / size - g / grid is a multiple of 1 / (size * grid): angles are reduced as integers.
+  // t is a multiple of 1 / (size * grid), and counts up to sign and whole turns: angles are reduced as integers.
   const int period = size * grid;
-  const int step   = (f * grid - g * size + period) % period;
-  float sum        = 1.0f;
-  int turns        = 0;
-  for (int l = 1; l < kernel; ++l)
+  int step         = (f * grid - g * size + period) % period;
+  step             = 2 * step > period ? period - step : step;
+  if (step == 0)
   {
-    turns += step;
-    turns -= turns >= period ? period : 0;
-    sum += 2.0f * cospif(2.0f * static_cast<float>(turns) / static_cast<float>(period));
+    return static_cast<float>(grid) / static_cast<float>(size);
   }
-  return sum / static_cast<float>(size);
+  int half_turns   = step % (2 * size); // of the numerator's sine, over size
+  const bool below = half_turns > size;
+  half_turns       = below ? 2 * size - half_turns : half_turns;
+  half_turns       = 2 * half_turns > size ? size - half_turns : half_turns;
+  const float sine = sinpif(static_cast<float>(half_turns) / static_cast<float>(size));
+  return (below ? -sine : sine) / (static_cast<float>(size) * sinpif(static_cast<float>(step) / static_cast<float>(period)));
+}
+
+/// The same in parts that are even (cosines) and odd (sines) in both, by plain arithmetic: a constant where its arguments are.
+TCONV_DEVICE float2 constant_resampling_weight(int g, int f, int size, int grid)
+{
+  float2 sum = make_float2(1.0f, 0.0f);
+  TCONV_PRAGMA_UNROLL
+  for (int l = 1; l <= grid / 2; ++l)
+  {
+    const float2 a = constant_root(l * f % size, size);
+    const float2 b = constant_root(l * g % grid, grid);
+    sum.x += 2.0f * a.x * b.x;
+    sum.y += 2.0f * a.y * b.y;
+  }
+  return make_float2(sum.x / static_cast<float>(size), sum.y / static_cast<float>(size));
+}
+
+/// result(g) = sum over f of K(g, f) values(f) for one axis, frequencies f and -f together.
+template <int Size, int Grid>
+TCONV_DEVICE void resample(const float (&values)[Size], float (&result)[Grid])
+{
+  float even[Grid / 2 + 1] = {};
+  float odd[Grid / 2 + 1]  = {};
+  TCONV_PRAGMA_UNROLL
+  for (int f = 0; f <= Size / 2; ++f)
+  {
+    const int opposite     = (Size - f) % Size;
+    const float sum        = opposite == f ? values[f] : values[f] + values[opposite];
+    const float difference = values[f] - values[opposite];
+    TCONV_PRAGMA_UNROLL
+    for (int g = 0; g <= Grid / 2; ++g)
+    {
+      const float2 weight = constant_resampling_weight(g, f, Size, Grid);
+      even[g]             = fmaf(weight.x, sum, even[g]);
+      if (opposite != f && g > 0)
+      {
+        odd[g] = fmaf(weight.y, difference, odd[g]);
+      }
+    }
+  }
+  result[0] = even[0];
+  TCONV_PRAGMA_UNROLL
+  for (int g = 1; g <= Grid / 2; ++g)
+  {
+    result[g]        = even[g] + odd[g];
+    result[Grid - g] = even[g] - odd[g];
+  }
+}
+
+/// store(f, sum over t < count of load(t) conj(root^(f t))) for all f of an axis of the small grid, or those up to sign: frequencies f and -f
+/// together. \p roots: exp(2 pi i t / (2 count - 1)).
+template <class Load, class Store>
+TCONV_DEVICE void transform_taps(Load load, Store store, int count, bool upper, const float2* roots)
+{
+  const int size = 2 * count - 1;
+  for (int f = 0; f <= size / 2; ++f)
+  {
+    float2 cosines = make_float2(0.0f, 0.0f);
+    float2 sines   = make_float2(0.0f, 0.0f);
+    int turns      = 0;
+    for (int t = 0; t < count; ++t)
+    {
+      const float2 value = load(t);
+      const float2 z     = roots[turns];
+      cosines.x          = fmaf(value.x, z.x, cosines.x);
+      cosines.y          = fmaf(value.y, z.x, cosines.y);
+      sines.x            = fmaf(value.x, z.y, sines.x);
+      sines.y            = fmaf(value.y, z.y, sines.y);
+      turns += f;
+      turns -= turns >= size ? size : 0;
+    }
+    store(f, forward_frequency(cosines, sines));
+    if (upper && f > 0)
+    {
+      store(size - f, backward_frequency(cosines, sines));
+    }
+  }
+}
+
+/// The same where the roots are constants.
+template <int Count, class Load, class Store>
+TCONV_DEVICE void transform_few_taps(Load load, Store store, bool upper)
+{
+  constexpr int size = 2 * Count - 1;
+  float2 values[Count];
+  TCONV_PRAGMA_UNROLL
+  for (int t = 0; t < Count; ++t)
+  {
+    values[t] = load(t);
+  }
+  TCONV_PRAGMA_UNROLL
+  for (int f = 0; f <= size / 2; ++f)
+  {
+    float2 cosines = values[0];
+    float2 sines   = make_float2(0.0f, 0.0f);
+    TCONV_PRAGMA_UNROLL
+    for (int t = 1; t < Count; ++t)
+    {
+      const float2 z = constant_root(f * t % size, size);
+      cosines        = make_float2(fmaf(values[t].x, z.x, cosines.x), fmaf(values[t].y, z.x, cosines.y));
+      sines          = make_float2(fmaf(values[t].x, z.y, sines.x), fmaf(values[t].y, z.y, sines.y));
+    }
+    store(f, forward_frequency(cosines, sines));
+    if (upper && f > 0)
+    {
+      store(size - f, backward_frequency(cosines, sines));
+    }
+  }
 }
 
 /// The tile (i, j), i <= j, of tile pair \p pair: pairs count along rows.
@@ -468,7 +578,7 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
     const int f_one   = f == 0 && odd ? size / 2 : f;
     const int f_other = f == 0 ? f_one : size - f;
     const auto of     = [&](int f_h) {
-      return block::resampling_weight(first + g, f_h, size, problem.grid[1], problem.kernel[1]);
+      return block::resampling_weight(first + g, f_h, size, problem.grid[1]);
     };
     weights[i] = none ? 0.0f : 0.5f * (of(f_one) + (f > 0 && odd ? -1.0f : 1.0f) * of(f_other));
   }
@@ -534,12 +644,21 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
       {
         uint4* target   = gram_scratch + copied % stages * (2 * parts) + thread;
         const int limit = (batch - copied_n) * tile * places / 2 - thread;
-        const auto copy = [&](int to, const uint4* from) {
+        const bool whole = batch - copied_n >= samples; // bounds cost more than the copies
+        const auto copy  = [&](int to, const uint4* from) {
           TCONV_PRAGMA_UNROLL
           for (int i = 0; i < parts; i += Policy::threads)
           {
-            block::copy_async_16_or_zero(
-              reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i), i < limit);
+            auto* place        = reinterpret_cast<float*>(target + to + i);
+            const auto* source = reinterpret_cast<const float*>(from + i);
+            if (whole)
+            {
+              block::copy_async_16(place, source);
+            }
+            else
+            {
+              block::copy_async_16_or_zero(place, source, i < limit);
+            }
           }
         };
         copy(0, spectra + next);
@@ -658,23 +777,27 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
   }
 }
 
-/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along w and d. Frequencies along w count
+/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along d and w. Frequencies along w count
 /// for their conjugates, half where they are their own. A thread takes one number of the matrices, and grid_chunk^2 frequencies.
-template <class Policy>
+///
+/// \p Size: one of tuning::volume_sizes, where weights along d are constants (grid_chunk grid frequencies), or of zeros.
+template <class Policy, class Size>
 __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_threads) void resample_matrices(
   const __grid_constant__ spectral_problem problem, const float* matrices, float* resampled)
 {
   constexpr int threads = Policy::resample_threads;
   constexpr int chunk   = Policy::grid_chunk;
-  constexpr int batch   = Policy::resample_batch;
+  constexpr bool known  = Size::d > 0;
+  constexpr int batch   = known ? Size::d : Policy::resample_batch;
   constexpr int pitch   = Policy::resample_weights;
   extern __shared__ float4 resample_scratch[];
-  const int half       = problem.half();
-  const int batches    = (half + batch - 1) / batch;
+  const int half       = known ? Size::w / 2 + 1 : problem.half();
+  const int size       = known ? Size::d : problem.size[0];
+  const int batches    = (size + batch - 1) / batch;
   const int chunks_w   = (problem.grid[2] + chunk - 1) / chunk;
-  const int chunks_d   = (problem.grid[0] + chunk - 1) / chunk;
-  auto* const of_w     = reinterpret_cast<float*>(resample_scratch);     // [chunk][half w, in whole batches][grid w]
-  float* const of_d    = of_w + chunks_w * batches * batch * pitch;      // [chunk][size d][grid d]
+  const int chunks_d   = known ? 1 : (problem.grid[0] + chunk - 1) / chunk;
+  auto* const of_w     = reinterpret_cast<float*>(resample_scratch); // [chunk][half w][grid w]
+  float* const of_d    = of_w + chunks_w * half * pitch;             // [chunk][size d, in whole batches][grid d]
   const int thread     = static_cast<int>(threadIdx.x);
   const auto set_table = [&](float* table, int axis, int chunks, int frequencies, auto weight) {
     for (int i = thread; i < chunks * frequencies * pitch; i += threads)
@@ -682,103 +805,107 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
       const int f = i / pitch % frequencies;
       const int g = i / pitch / frequencies * chunk + i % pitch;
       table[i]    = i % pitch < chunk && g < problem.grid[axis]
-                    ? weight(f) * block::resampling_weight(g, f, problem.size[axis], problem.grid[axis], problem.kernel[axis])
+                    ? weight(f) * block::resampling_weight(g, f, problem.size[axis], problem.grid[axis])
                     : 0.0f;
     }
   };
-  set_table(of_w, 2, chunks_w, batches * batch, [&](int f) {
-    return f >= half ? 0.0f : (f == 0 || 2 * f == problem.size[2] ? 0.5f : 1.0f);
-  });
-  set_table(of_d, 0, chunks_d, problem.size[0], [](int) { return 1.0f; });
+  set_table(of_w, 2, chunks_w, half, [&](int f) { return f == 0 || 2 * f == problem.size[2] ? 0.5f : 1.0f; });
+  if constexpr (!known)
+  {
+    set_table(of_d, 0, chunks_d, batches * batch, [&](int f) { return f < size ? 1.0f : 0.0f; });
+  }
   runtime::grid_dependency_wait();
   __syncthreads();
 
-  const int64_t numbers = 2 * problem.tile_elements();
-  const int64_t pieces  = numbers / threads;
-  const int64_t piece   = blockIdx.x % pieces;
-  const int64_t pair    = blockIdx.x / pieces % problem.tile_pairs();
-  const int64_t gh      = blockIdx.x / pieces / problem.tile_pairs();
-  const int steps       = problem.size[0] * batches;
-  const float* from     = matrices + (gh * problem.tile_pairs() + pair) * problem.size[0] * half * numbers + piece * threads
-                    + thread;
+  constexpr int64_t numbers = 2 * spectral_problem::tile_elements();
+  constexpr int64_t pieces  = numbers / threads;
+  const int64_t piece       = blockIdx.x % pieces;
+  const int64_t pair        = blockIdx.x / pieces % problem.tile_pairs();
+  const int64_t gh          = blockIdx.x / pieces / problem.tile_pairs();
+  const int64_t step_d      = half * numbers;
+  const float* from = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + thread;
   for (int chunk_w = 0; chunk_w < chunks_w; ++chunk_w)
   {
     for (int chunk_d = 0; chunk_d < chunks_d; ++chunk_d)
     {
       float sums[chunk][chunk] = {};
-      float rows[chunk]        = {}; // of one f_d
-      float next[batch];
-      const float* at = from;
-      int first       = 0; // f_w of the next batch
+      float column[chunk]      = {}; // of one f_w
+      float values[batch];
+      int next_w      = 0;
+      int next_d      = 0;
       const auto load = [&] {
+        const float* at = from + next_w * numbers + next_d * step_d;
         TCONV_PRAGMA_UNROLL
         for (int i = 0; i < batch; ++i)
         {
-          next[i] = first + i < half ? at[i * numbers] : 0.0f;
+          values[i] = known || next_d + i < size ? *at : 0.0f;
+          at += step_d;
         }
-        const int count = half - first < batch ? half - first : batch;
-        at += count * numbers;
-        first = first + count == half ? 0 : first + count;
+        next_d += batch;
+        if (next_d >= size)
+        {
+          next_d = 0;
+          ++next_w;
+        }
       };
-      const float* weights_w = of_w + chunk_w * batches * batch * pitch;
-      const float* weights_d = of_d + chunk_d * problem.size[0] * pitch;
-      const float* weight    = weights_w;
+      const float* weight_d = of_d + chunk_d * batches * batch * pitch;
+      const float* weight_w = of_w + chunk_w * half * pitch;
       load();
-      for (int step = 1; step <= steps; ++step)
+      for (int step = 1; step <= half * batches; ++step)
       {
-        float values[batch];
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < batch; ++i)
+        if constexpr (known)
         {
-          values[i] = next[i];
+          block::resample<Size::d, chunk>(values, column);
         }
-        if (step < steps)
+        else
+        {
+          TCONV_PRAGMA_UNROLL
+          for (int i = 0; i < batch; ++i)
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int g = 0; g < chunk; ++g)
+            {
+              column[g] = fmaf(weight_d[i * pitch + g], values[i], column[g]);
+            }
+          }
+          weight_d += batch * pitch;
+        }
+        // Under way during the update below.
+        if (step < half * batches)
         {
           load();
         }
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < batch; ++i)
+        if (known || step % batches == 0)
         {
-          TCONV_PRAGMA_UNROLL
-          for (int g = 0; g < chunk; ++g)
-          {
-            rows[g] = fmaf(weight[i * pitch + g], values[i], rows[g]);
-          }
-        }
-        weight += batch * pitch;
-        if (step % batches == 0)
-        {
-          weight = weights_w;
+          weight_d = of_d + chunk_d * batches * batch * pitch;
           TCONV_PRAGMA_UNROLL
           for (int d = 0; d < chunk; ++d)
           {
             TCONV_PRAGMA_UNROLL
             for (int w = 0; w < chunk; ++w)
             {
-              sums[d][w] = fmaf(weights_d[d], rows[w], sums[d][w]);
+              sums[d][w] = fmaf(weight_w[w], column[d], sums[d][w]);
             }
+            column[d] = 0.0f;
           }
-          TCONV_PRAGMA_UNROLL
-          for (int w = 0; w < chunk; ++w)
-          {
-            rows[w] = 0.0f;
-          }
-          weights_d += pitch;
+          weight_w += pitch;
         }
       }
+      const int64_t place_step = problem.tile_pairs() * numbers;
       TCONV_PRAGMA_UNROLL
       for (int d = 0; d < chunk; ++d)
       {
+        const int gd = chunk_d * chunk + d;
+        float* to    = resampled + pair * numbers + piece * threads + thread
+                    + ((static_cast<int64_t>(gd) * problem.grid[1] + gh) * problem.grid[2] + chunk_w * chunk) * place_step;
         TCONV_PRAGMA_UNROLL
         for (int w = 0; w < chunk; ++w)
         {
-          const int gd = chunk_d * chunk + d;
-          const int gw = chunk_w * chunk + w;
-          if (gd < problem.grid[0] && gw < problem.grid[2])
+          if (gd < problem.grid[0] && chunk_w * chunk + w < problem.grid[2])
           {
-            const int64_t place = (static_cast<int64_t>(gd) * problem.grid[1] + gh) * problem.grid[2] + gw;
-            resampled[(place * problem.tile_pairs() + pair) * numbers + piece * threads + thread] = sums[d][w];
+            *to = sums[d][w];
           }
+          to += place_step;
         }
       }
     }
@@ -816,29 +943,12 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
   }
   runtime::grid_dependency_wait();
 
-  // store(f, sum over t of load(t) conj(root^(f t))) for all f of an axis, or those up to sign: frequencies f and -f together.
-  const auto transform = [](auto load, auto store, int count, int size, bool upper, const float2* root) {
-    for (int f = 0; f <= size / 2; ++f)
+  const auto transform = [](auto load, auto store, int count, bool upper, const float2* root) {
+    switch (count)
     {
-      float2 cosines = make_float2(0.0f, 0.0f);
-      float2 sines   = make_float2(0.0f, 0.0f);
-      int turns      = 0;
-      for (int t = 0; t < count; ++t)
-      {
-        const float2 value = load(t);
-        const float2 z     = root[turns];
-        cosines.x          = fmaf(value.x, z.x, cosines.x);
-        cosines.y          = fmaf(value.y, z.x, cosines.y);
-        sines.x            = fmaf(value.x, z.y, sines.x);
-        sines.y            = fmaf(value.y, z.y, sines.y);
-        turns += f;
-        turns -= turns >= size ? size : 0;
-      }
-      store(f, block::forward_frequency(cosines, sines));
-      if (upper && f > 0)
-      {
-        store(size - f, block::backward_frequency(cosines, sines));
-      }
+      case 3: return block::transform_few_taps<3>(load, store, upper);
+      case 5: return block::transform_few_taps<5>(load, store, upper);
+      default: return block::transform_taps(load, store, count, upper, root);
     }
   };
   const int64_t tiles = ceil_div(problem.out_channels, channels);
@@ -862,7 +972,6 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       transform([&](int t) { return make_float2(values[(line * kw + t) * channels + c], 0.0f); },
                 [&](int f, float2 v) { lines[(line * half + f) * channels + c] = v; },
                 kw,
-                problem.grid[2],
                 false,
                 roots[2]);
     }
@@ -875,7 +984,6 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       transform([&](int t) { return lines[(d * kh + t) * line_width + rest]; },
                 [&](int f, float2 v) { rows[(d * problem.grid[1] + f) * line_width + rest] = v; },
                 kh,
-                problem.grid[1],
                 true,
                 roots[1]);
     }
@@ -892,9 +1000,8 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
         transform([&](int t) { return rows[t * plane + i]; },
                   [&](int f, float2 v) { target[f * step] = v; },
                   kd,
-                  problem.grid[0],
-                  true,
-                  roots[0]);
+                true,
+                roots[0]);
       }
     }
   }

@@ -98,13 +98,23 @@ struct spectral_workspace
     }
     if (s.ok())
     {
-      s = start("tconv::kernel::resample_matrices",
-                kernel::resample_matrices<policy>,
-                problem.grid[1] * problem.tile_pairs() * (2 * problem.tile_elements() / policy::resample_threads),
-                policy::resample_threads,
-                detail::resample_bytes(problem),
-                reinterpret_cast<const float*>(row_matrices),
-                reinterpret_cast<float*>(resampled));
+      const auto resample = [&](auto resample_kernel) {
+        s = start("tconv::kernel::resample_matrices",
+                  resample_kernel,
+                  problem.grid[1] * problem.tile_pairs() * (2 * problem.tile_elements() / policy::resample_threads),
+                  policy::resample_threads,
+                  detail::resample_bytes(problem),
+                  reinterpret_cast<const float*>(row_matrices),
+                  reinterpret_cast<float*>(resampled));
+      };
+      const bool constant = problem.grid[0] == policy::grid_chunk
+                         && detail::with_volume_size(tuning::volume_sizes{}, problem, [&](auto size) {
+                              resample(kernel::resample_matrices<policy, decltype(size)>);
+                            });
+      if (!constant)
+      {
+        resample(kernel::resample_matrices<policy, tuning::volume_size<0, 0, 0>>);
+      }
     }
     if (s.ok())
     {

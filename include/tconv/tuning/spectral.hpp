@@ -55,11 +55,11 @@ struct spectral_policy
   static constexpr int resample_weights = 12;
   /// Threads of a block that resamples, and values that each of them loads ahead.
   static constexpr int resample_threads = 64;
-  static constexpr int resample_batch   = 10;
+  static constexpr int resample_batch   = 10; ///< where weights are no constants
   /// Output channels of a block that evaluates the quadratic form.
   static constexpr int form_channels = 64;
   /// Output channels whose taps a block transforms, at most.
-  static constexpr int tap_channels = 32;
+  static constexpr int tap_channels = 16;
 };
 
 /// Multiply-adds and bytes of a millisecond of the spectral kernels (P2: 0.55 ms; k3 on the same input: 0.40), and what their launches
