@@ -36,16 +36,6 @@ TCONV_DEVICE unsigned quarter_turn(unsigned pair)
   return __byte_perm(pair, 0, 0x1032) ^ 0x80000000u;
 }
 
-/// sums[16][8] += a[16][16] b[16][8] in bf16, with the fragments of mma.m16n8k16: lane 4 g + t has of a rows g and g + 8 of words t (a[0],
-/// a[1]) and t + 4 (a[2], a[3]), of b column g of the same words, and of the sums columns 2 t and 2 t + 1 of rows g (sums[0], sums[1])
-/// and g + 8. Called by a warp.
-TCONV_DEVICE void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
-{
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 } // namespace block
 
 TCONV_CUDA_NAMESPACE_END

@@ -19,6 +19,7 @@
 
 #include "../block/load_async.cuh"
 #include "../block/fourier.cuh"
+#include "../block/mma.cuh"
 #include "../block/split_complex.cuh"
 #include "../detail/launch.cuh"
 #include "../detail/spectral_plan.hpp"
@@ -644,20 +645,23 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
       {
         uint4* target   = gram_scratch + copied % stages * (2 * parts) + thread;
         const int limit = (batch - copied_n) * tile * places / 2 - thread;
-        const bool whole = batch - copied_n >= samples; // bounds cost more than the copies
-        const auto copy  = [&](int to, const uint4* from) {
-          TCONV_PRAGMA_UNROLL
-          for (int i = 0; i < parts; i += Policy::threads)
+        const auto copy = [&](int to, const uint4* from) {
+          // Bounds cost more than the copies.
+          if (batch - copied_n >= samples)
           {
-            auto* place        = reinterpret_cast<float*>(target + to + i);
-            const auto* source = reinterpret_cast<const float*>(from + i);
-            if (whole)
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < parts; i += Policy::threads)
             {
-              block::copy_async_16(place, source);
+              block::copy_async_16(reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i));
             }
-            else
+          }
+          else
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < parts; i += Policy::threads)
             {
-              block::copy_async_16_or_zero(place, source, i < limit);
+              block::copy_async_16_or_zero(
+                reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i), i < limit);
             }
           }
         };
@@ -1008,24 +1012,27 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
 }
 
 /// \p squares [out channels][grid frequencies]: the quadratic form of each output channel at each frequency of the small grid, weighted, so
-/// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output channels.
+/// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output channels, a warp 8
+/// of them.
 template <class Policy>
-__global__ __launch_bounds__(Policy::threads, 3) void evaluate_form(const __grid_constant__ spectral_problem problem,
+__global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid_constant__ spectral_problem problem,
                                                                     const float2* resampled,
                                                                     const float2* tap_spectra,
                                                                     double* squares)
 {
-  constexpr int tile  = Policy::tile;
-  constexpr int width = Policy::form_channels;
-  static_assert(Policy::threads == tile / 2 * (width / 4), "tconv: a thread holds 2 x 4 elements");
-  __shared__ alignas(16) float2 matrix[tile][tile + 2]; // [j][i]
-  __shared__ alignas(16) float2 taps[tile][width];      // [j][co]
-  __shared__ float partial[tile / 2][width];
+  constexpr int tile    = Policy::tile;
+  constexpr int width   = Policy::form_channels;
+  constexpr int threads = Policy::threads;
+  constexpr int rows    = tile / 16; // of matrix instructions
+  static_assert(threads == 32 * width / 8, "tconv: a warp has 8 output channels");
+  // Fragments are 8 x 4 or 4 x 8 numbers: rows lie 4 numbers of 8 bytes apart, modulo all banks.
+  __shared__ float2 matrix[tile][tile + 4]; // [i][j]
+  __shared__ float2 taps[tile][width + 4];  // [j][co]
   runtime::grid_dependency_wait();
 
   const int thread          = static_cast<int>(threadIdx.x);
-  const int row             = thread / (width / 4) * 2;
-  const int column          = thread % (width / 4) * 2; // and its neighbour, and both again half a tile on
+  const int lane            = thread % 32;
+  const int column          = thread / 32 * 8;
   const int64_t tiles       = ceil_div(problem.out_channels, width);
   const int64_t frequencies = problem.grid_frequencies();
   const int half            = problem.half_grid();
@@ -1036,89 +1043,100 @@ __global__ __launch_bounds__(Policy::threads, 3) void evaluate_form(const __grid
     const block::grid_frequency f = block::grid_frequency::of(problem, number);
     const int64_t place           = (static_cast<int64_t>(f.d) * problem.grid[1] + f.h) * half + f.w;
     const auto matrices           = [&](int d, int h, int w) {
-      return ((static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w) * problem.tile_pairs()
-           * problem.tile_elements();
+      return resampled
+           + ((static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w) * problem.tile_pairs()
+               * problem.tile_elements();
     };
-    const float2* here     = resampled + matrices(f.d, f.h, f.w);
-    const float2* opposite = resampled
-                           + matrices((problem.grid[0] - f.d) % problem.grid[0],
+    const float2* here     = matrices(f.d, f.h, f.w);
+    const float2* opposite = matrices((problem.grid[0] - f.d) % problem.grid[0],
                                       (problem.grid[1] - f.h) % problem.grid[1],
                                       (problem.grid[2] - f.w) % problem.grid[2]);
-    const float2* spectra = tap_spectra + place * problem.in_channels * problem.out_channels + first;
-    const auto tap        = [&](int64_t c, int co) {
-      return c < problem.in_channels && first + co < problem.out_channels ? spectra[c * problem.out_channels + co]
-                                                                                 : make_float2(0.0f, 0.0f);
-    };
-    float total[4] = {};
+    const float2* spectra  = tap_spectra + place * problem.in_channels * problem.out_channels + first;
+    float total[2]         = {};
     for (int64_t i = 0; i < problem.channel_tiles(); ++i)
     {
-      float2 products[2][4] = {};
-      for (int64_t j = i; j < problem.channel_tiles(); ++j)
+      float products[2][rows][4] = {}; // re, im
+      // Tile i comes last: its taps are needed again.
+      for (int64_t j = problem.channel_tiles() - 1; j >= i; --j)
       {
         const int64_t from = block::tile_pair{i, j}.number(problem.channel_tiles()) * problem.tile_elements();
         // Tiles above the diagonal stand for their transposes.
         const float weight = i == j ? 1.0f : 2.0f;
         __syncthreads();
-        for (int e = thread; e < tile * tile; e += Policy::threads)
+        TCONV_PRAGMA_UNROLL
+        for (int e = thread; e < tile * tile; e += threads)
         {
           const float2 a             = here[from + e];
           const float2 b             = opposite[from + e];
-          matrix[e % tile][e / tile] = make_float2(weight * (a.x + b.x), weight * (a.y - b.y));
+          matrix[e / tile][e % tile] = make_float2(weight * (a.x + b.x), weight * (a.y - b.y));
         }
-        for (int e = thread; e < tile * width; e += Policy::threads)
+        TCONV_PRAGMA_UNROLL
+        for (int e = thread; e < tile * width; e += threads)
         {
-          taps[e / width][e % width] = tap(j * tile + e / width, e % width);
+          const int64_t c          = j * tile + e / width;
+          const int64_t co         = e % width;
+          const bool inside        = c < problem.in_channels && first + co < problem.out_channels;
+          taps[e / width][e % width] = inside ? spectra[c * problem.out_channels + co] : make_float2(0.0f, 0.0f);
         }
         __syncthreads();
+        float parts[2][rows][4] = {};
         TCONV_PRAGMA_UNROLL
-        for (int k = 0; k < tile; ++k)
+        for (int k = 0; k < tile; k += 4)
         {
-          const float4 s   = *reinterpret_cast<const float4*>(&matrix[k][row]);
-          const float4 w01 = *reinterpret_cast<const float4*>(&taps[k][column]);
-          const float4 w23 = *reinterpret_cast<const float4*>(&taps[k][column + width / 2]);
-          const auto add   = [](float2& sum, float ar, float ai, float br, float bi) {
-            sum.x = fmaf(-ai, bi, fmaf(ar, br, sum.x));
-            sum.y = fmaf(ai, br, fmaf(ar, bi, sum.y));
-          };
-          add(products[0][0], s.x, s.y, w01.x, w01.y);
-          add(products[0][1], s.x, s.y, w01.z, w01.w);
-          add(products[0][2], s.x, s.y, w23.x, w23.y);
-          add(products[0][3], s.x, s.y, w23.z, w23.w);
-          add(products[1][0], s.z, s.w, w01.x, w01.y);
-          add(products[1][1], s.z, s.w, w01.z, w01.w);
-          add(products[1][2], s.z, s.w, w23.x, w23.y);
-          add(products[1][3], s.z, s.w, w23.z, w23.w);
+          // The instruction's summation index is 4 real parts, then their imaginary parts.
+          const float2 w                = taps[k + lane % 4][column + lane / 4];
+          const block::split_float w_re = block::split_float::of(w.x);
+          const block::split_float w_im = block::split_float::of(w.y);
+          constexpr unsigned sign       = 0x80000000u;
+          TCONV_PRAGMA_UNROLL
+          for (int q = 0; q < rows; ++q)
+          {
+            const float2 s[2]              = {matrix[16 * q + lane / 4][k + lane % 4], matrix[16 * q + 8 + lane / 4][k + lane % 4]};
+            const block::split_float split[4] = {block::split_float::of(s[0].x),
+                                                 block::split_float::of(s[1].x),
+                                                 block::split_float::of(s[0].y),
+                                                 block::split_float::of(s[1].y)};
+            const unsigned high[4]            = {split[0].high, split[1].high, split[2].high, split[3].high};
+            const unsigned low[4]             = {split[0].low, split[1].low, split[2].low, split[3].low};
+            block::multiply_add_tf32(parts[0][q], low, w_re.high, w_im.high ^ sign);
+            block::multiply_add_tf32(parts[1][q], low, w_im.high, w_re.high);
+            block::multiply_add_tf32(parts[0][q], high, w_re.low, w_im.low ^ sign);
+            block::multiply_add_tf32(parts[1][q], high, w_im.low, w_re.low);
+            block::multiply_add_tf32(parts[0][q], high, w_re.high, w_im.high ^ sign);
+            block::multiply_add_tf32(parts[1][q], high, w_im.high, w_re.high);
+          }
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int e = 0; e < 2 * rows * 4; ++e)
+        {
+          products[e / 4 / rows][e / 4 % rows][e % 4] += parts[e / 4 / rows][e / 4 % rows][e % 4];
         }
       }
       TCONV_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r)
+      for (int e = 0; e < 4 * rows; ++e)
       {
-        TCONV_PRAGMA_UNROLL
-        for (int q = 0; q < 4; ++q)
-        {
-          const float2 value = tap(i * tile + row + r, column + q / 2 * (width / 2) + q % 2);
-          total[q] += fmaf(value.x, products[r][q].x, value.y * products[r][q].y);
-        }
+        const float2 w = taps[e / 2 * 8 + lane / 4][column + lane % 4 * 2 + e % 2];
+        total[e % 2] += fmaf(w.x, products[0][e / 4][e % 4], w.y * products[1][e / 4][e % 4]);
       }
     }
     TCONV_PRAGMA_UNROLL
-    for (int q = 0; q < 4; ++q)
+    for (int c = 0; c < 2; ++c)
     {
-      partial[row / 2][column + q / 2 * (width / 2) + q % 2] = total[q];
-    }
-    __syncthreads();
-    if (thread < width && first + thread < problem.out_channels)
-    {
-      double sum = 0;
-      for (int r = 0; r < tile / 2; ++r)
+      // Over the rows of the fragments.
+      auto sum = static_cast<double>(total[c]);
+      TCONV_PRAGMA_UNROLL
+      for (int step = 4; step < 32; step *= 2)
       {
-        sum += static_cast<double>(partial[r][thread]);
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
       }
-      // All but frequency 0 stand for their conjugates too.
-      squares[(first + thread) * frequencies + number] = sum * (place == 0 ? 1.0 : 2.0)
-                                                       / static_cast<double>(problem.grid_positions());
+      const int64_t channel = first + column + lane % 4 * 2 + c;
+      if (lane < 4 && channel < problem.out_channels)
+      {
+        // All but frequency 0 stand for their conjugates too.
+        squares[channel * frequencies + number] = sum * (place == 0 ? 1.0 : 2.0)
+                                                / static_cast<double>(problem.grid_positions());
+      }
     }
-    __syncthreads();
   }
 }
 
