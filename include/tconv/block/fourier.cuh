@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Discrete Fourier transforms of one thread, of sizes known at compile time: X(f) = sum over t of x(t) exp(-2 pi i f t / size).
+/// Discrete Fourier transforms of one thread, of sizes known at compile time: X(f) = sum over t of x(t) exp(-2 pi i f t
+/// / size).
 
 #include "../detail/config.hpp"
 
@@ -29,8 +30,8 @@ TCONV_DEVICE float2 constant_root(int turns, int size)
   if (4 * turns % size == 0)
   {
     const int quarter = 4 * turns / size;
-    return make_float2(quarter == 0 ? 1.0f : (quarter == 2 ? -1.0f : 0.0f),
-                       quarter == 1 ? 1.0f : (quarter == 3 ? -1.0f : 0.0f));
+    return make_float2(
+      quarter == 0 ? 1.0f : (quarter == 2 ? -1.0f : 0.0f), quarter == 1 ? 1.0f : (quarter == 3 ? -1.0f : 0.0f));
   }
   // Power series of an angle below pi, to the precision of double.
   const bool upper = 2 * turns > size;
@@ -131,8 +132,8 @@ TCONV_DEVICE void transform(float2 (&v)[Size])
     }
     else
     {
-      // Coprime factors (Good and Thomas) need no twiddles: times are q * i + p * j, frequencies are known by their remainders. Powers of one
-      // prime (Cooley and Tukey): times are q * i + j, frequencies i + p * j.
+      // Coprime factors (Good and Thomas) need no twiddles: times are q * i + p * j, frequencies are known by their
+      // remainders. Powers of one prime (Cooley and Tukey): times are q * i + j, frequencies i + p * j.
       constexpr bool coprime = q % transform_factors::prime(p) != 0;
       float2 values[q][p];
       TCONV_PRAGMA_UNROLL

@@ -14,7 +14,8 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace block
 {
 
-/// Copies one element to shared memory as a float, or 0 where \p inside is false; without waiting where the types are the same.
+/// Copies one element to shared memory as a float, or 0 where \p inside is false; without waiting where the types are
+/// the same.
 template <class In>
 TCONV_DEVICE void load_async(float* target, const In* source, bool inside)
 {

@@ -4,9 +4,10 @@
 /// \file
 /// Complex numbers as the sum of two bf16 pairs, and products of their tiles on tensor cores.
 ///
-/// A pair (re, im) is one 32-bit word, and two neighbours of a matrix instruction's summation index: with A and B of such words the
-/// instruction sums Re(conj(a) b), and with B turned by a quarter Im(conj(a) b). bf16 has the range of fp32, so nothing is scaled; high and
-/// low part together have 16 bits, and products of all four combinations keep those.
+/// A pair (re, im) is one 32-bit word, and two neighbours of a matrix instruction's summation index: with A and B of
+/// such words the instruction sums Re(conj(a) b), and with B turned by a quarter Im(conj(a) b). bf16 has the range of
+/// fp32, so nothing is scaled; high and low part together have 16 bits, and products of all four combinations keep
+/// those.
 
 #include "../thread/element.cuh"
 
@@ -25,8 +26,8 @@ struct split_complex
   {
     const unsigned high = pack_pair<__nv_bfloat16>(v.x, v.y);
     // A bf16 is the upper half of a float.
-    return {high,
-            pack_pair<__nv_bfloat16>(v.x - __uint_as_float(high << 16), v.y - __uint_as_float(high & 0xffff0000u))};
+    return {
+      high, pack_pair<__nv_bfloat16>(v.x - __uint_as_float(high << 16), v.y - __uint_as_float(high & 0xffff0000u))};
   }
 };
 

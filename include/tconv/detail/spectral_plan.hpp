@@ -67,7 +67,8 @@ struct spectral_problem
   {
     return whole_volumes ? 0 : static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
   }
-  /// Of the spectrum of x: [size d][half w][group][channel tile][batch][channel][pair of the group][h, -h], see block/split_complex.cuh.
+  /// Of the spectrum of x: [size d][half w][group][channel tile][batch][channel][pair of the group][h, -h], see
+  /// block/split_complex.cuh.
   TCONV_HOST_DEVICE constexpr int64_t group_spectra() const
   {
     return batch * padded_channels() * 2 * tuning::spectral_policy::gram_pairs;
@@ -82,8 +83,8 @@ struct spectral_problem
     constexpr int tile = tuning::spectral_policy::tile;
     return ((channel / tile * batch + n) * tile + channel % tile) * 2 * tuning::spectral_policy::gram_pairs;
   }
-  /// The four frequencies of a group are permuted by xor with this, so that threads that read the same one of four neighbouring
-  /// samples and channels meet different banks.
+  /// The four frequencies of a group are permuted by xor with this, so that threads that read the same one of four
+  /// neighbouring samples and channels meet different banks.
   TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t n) { return n % 2 == 0 ? n / 2 % 2 : 2 + n / 2 % 2; }
   TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
   {
@@ -138,7 +139,8 @@ struct plane_layout
   }
 };
 
-/// Pitches of kernel::transform_volume in shared memory: 16 bytes of neighbouring rows and lines lie in different banks.
+/// Pitches of kernel::transform_volume in shared memory: 16 bytes of neighbouring rows and lines lie in different
+/// banks.
 template <class Size>
 struct volume_pitches
 {
@@ -153,7 +155,8 @@ struct volume_pitches
   }
 };
 
-/// \p of_size(tuning::volume_size<...>{}) where a kernel for the problem's sizes exists and its blocks can hold a channel; whether it does.
+/// \p of_size(tuning::volume_size<...>{}) where a kernel for the problem's sizes exists and its blocks can hold a
+/// channel; whether it does.
 template <class... Sizes, class OfSize>
 constexpr bool with_volume_size(tuning::volume_size_list<Sizes...>, const spectral_problem& p, OfSize of_size)
 {
@@ -184,7 +187,8 @@ constexpr int64_t gram_bytes(const spectral_problem& p)
 {
   using policy        = tuning::spectral_policy;
   const int64_t stage = int64_t{16} * policy::gram_pairs * 2 * policy::tile * policy::samples;
-  return policy::gram_stages * stage + int64_t{4} * p.grid_chunks() * p.row_groups() * policy::gram_pairs * policy::gram_weights;
+  return policy::gram_stages * stage
+       + int64_t{4} * p.grid_chunks() * p.row_groups() * policy::gram_pairs * policy::gram_weights;
 }
 constexpr int64_t resample_bytes(const spectral_problem& p)
 {
@@ -258,10 +262,10 @@ struct spectral_plan
                && p.batch * p.in[0] * p.padded_channels() <= most && p.spectra() / 2 <= most
                && p.tile_pairs() * p.size[0] * p.half() * p.grid_chunks() <= most;
 
-  const auto count    = [](int64_t v) { return static_cast<double>(v); };
-  const double rows   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
-  const double cols   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
-  const double depth  = count(p.spectra()) * p.in[0] * 2;
+  const auto count   = [](int64_t v) { return static_cast<double>(v); };
+  const double rows  = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
+  const double cols  = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
+  const double depth = count(p.spectra()) * p.in[0] * 2;
   // On tensor cores; the rate counts products of numbers, not of their parts.
   const double samples = count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples);
   const double gram    = count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements())

@@ -17,8 +17,8 @@
 /// where the quadratic form needs far fewer matrices. x is real: frequencies f and -f are conjugates, and half of them is formed.
 /// All sums have a fixed order.
 
-#include "../block/load_async.cuh"
 #include "../block/fourier.cuh"
+#include "../block/load_async.cuh"
 #include "../block/mma.cuh"
 #include "../block/split_complex.cuh"
 #include "../detail/launch.cuh"
@@ -38,7 +38,8 @@ TCONV_DEVICE float2 unit_root(int turns, int size)
   return root;
 }
 
-/// K(g, f) of an axis, see above: sin(pi grid t) / (size sin(pi t)) with t = f / size - g / grid, as kernel = (grid + 1) / 2.
+/// K(g, f) of an axis, see above: sin(pi grid t) / (size sin(pi t)) with t = f / size - g / grid, as kernel = (grid +
+/// 1) / 2.
 TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid)
 {
   // t is a multiple of 1 / (size * grid), and counts up to sign and whole turns: angles are reduced as integers.
@@ -54,10 +55,12 @@ TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid)
   half_turns       = below ? 2 * size - half_turns : half_turns;
   half_turns       = 2 * half_turns > size ? size - half_turns : half_turns;
   const float sine = sinpif(static_cast<float>(half_turns) / static_cast<float>(size));
-  return (below ? -sine : sine) / (static_cast<float>(size) * sinpif(static_cast<float>(step) / static_cast<float>(period)));
+  return (below ? -sine : sine)
+       / (static_cast<float>(size) * sinpif(static_cast<float>(step) / static_cast<float>(period)));
 }
 
-/// The same in parts that are even (cosines) and odd (sines) in both, by plain arithmetic: a constant where its arguments are.
+/// The same in parts that are even (cosines) and odd (sines) in both, by plain arithmetic: a constant where its
+/// arguments are.
 TCONV_DEVICE float2 constant_resampling_weight(int g, int f, int size, int grid)
 {
   float2 sum = make_float2(1.0f, 0.0f);
@@ -104,8 +107,8 @@ TCONV_DEVICE void resample(const float (&values)[Size], float (&result)[Grid])
   }
 }
 
-/// store(f, sum over t < count of load(t) conj(root^(f t))) for all f of an axis of the small grid, or those up to sign: frequencies f and -f
-/// together. \p roots: exp(2 pi i t / (2 count - 1)).
+/// store(f, sum over t < count of load(t) conj(root^(f t))) for all f of an axis of the small grid, or those up to
+/// sign: frequencies f and -f together. \p roots: exp(2 pi i t / (2 count - 1)).
 template <class Load, class Store>
 TCONV_DEVICE void transform_taps(Load load, Store store, int count, bool upper, const float2* roots)
 {
@@ -438,8 +441,8 @@ __global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
   }
 }
 
-/// \p spectra (see spectral_problem::spectra) from \p planes (see transform_planes): the transform along d. A warp takes 32 channels of two
-/// lines, those of frequencies h and -h. Persistent.
+/// \p spectra (see spectral_problem::spectra) from \p planes (see transform_planes): the transform along d. A warp
+/// takes 32 channels of two lines, those of frequencies h and -h. Persistent.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_constant__ spectral_problem problem,
                                                                    const float2* planes,
@@ -471,10 +474,10 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   for (int item = static_cast<int>(blockIdx.x) * warps + warp; item < items;
        item += static_cast<int>(gridDim.x) * warps)
   {
-    const int c          = item % tiles * 32 + lane;
-    const int n          = item / tiles % batch;
-    const int fw         = item / tiles / batch % half;
-    const int pair       = item / tiles / batch / half;
+    const int c    = item % tiles * 32 + lane;
+    const int n    = item / tiles % batch;
+    const int fw   = item / tiles / batch % half;
+    const int pair = item / tiles / batch / half;
     // A pair that does not exist counts for nothing; it is some other one.
     const int existing   = pair < problem.row_pairs() ? pair : 0;
     const int opposite   = problem.opposite_row(existing);
@@ -482,7 +485,7 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
     const float2* across = planes + ((static_cast<int64_t>(opposite) * half + fw) * batch + n) * line_step + c;
     const int swizzle    = spectral_problem::spectrum_swizzle(n);
     const int64_t group  = static_cast<int64_t>(fw) * problem.row_groups() + pair / Policy::gram_pairs;
-    auto* target         = reinterpret_cast<uint4*>(spectra + group * problem.group_spectra() + problem.spectrum_place(n, c))
+    auto* target = reinterpret_cast<uint4*>(spectra + group * problem.group_spectra() + problem.spectrum_place(n, c))
                  + (pair % Policy::gram_pairs ^ swizzle / 2);
     for (int f = 0; f < pairs; f += held)
     {
@@ -537,14 +540,17 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   }
 }
 
-/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block accumulates the
-/// frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one (f_d, f_w); a warp has 16 x 8 elements. Persistent.
+/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block
+/// accumulates the frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one (f_d, f_w); a warp
+/// has 16 x 8 elements. Persistent.
 ///
-/// Frequencies f and -f along h come together: with K(g, -f) = K(-g, f) the sum of their matrices counts for S'(g) + S'(-g), their difference
-/// for S'(g) - S'(-g), and each needs half of the products.
+/// Frequencies f and -f along h come together: with K(g, -f) = K(-g, f) the sum of their matrices counts for S'(g) +
+/// S'(-g), their difference for S'(g) - S'(-g), and each needs half of the products.
 template <class Policy>
-__global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
-  const __grid_constant__ spectral_problem problem, const uint4* spectra, float2* matrices)
+__global__ __launch_bounds__(Policy::threads,
+                             2) void accumulate_matrices(const __grid_constant__ spectral_problem problem,
+                                                         const uint4* spectra,
+                                                         float2* matrices)
 {
   constexpr int tile    = Policy::tile;
   constexpr int samples = Policy::samples;
@@ -558,8 +564,8 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
   constexpr int stage_pitch = 2 * stage_tile;
   extern __shared__ uint4 gram_scratch[];
   auto* const values = reinterpret_cast<uint2*>(gram_scratch);
-  // [pair of frequencies]: weights of sums for grid frequencies 0, 1, ..., then of differences for 1, 2, ...; of pair 0, whose two
-  // frequencies are their own opposites: of the first for 0, 1, ..., then of the second.
+  // [pair of frequencies]: weights of sums for grid frequencies 0, 1, ..., then of differences for 1, 2, ...; of pair
+  // 0, whose two frequencies are their own opposites: of the first for 0, 1, ..., then of the second.
   constexpr int row_pitch = Policy::gram_weights;
   auto* weights           = reinterpret_cast<float*>(values + stages * stage_pitch);
   const int thread        = static_cast<int>(threadIdx.x);
@@ -578,10 +584,8 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
     const bool none   = f >= count || g > pairs || (f == 0 && odd && size % 2 != 0) || (g == 0 && first > 0);
     const int f_one   = f == 0 && odd ? size / 2 : f;
     const int f_other = f == 0 ? f_one : size - f;
-    const auto of     = [&](int f_h) {
-      return block::resampling_weight(first + g, f_h, size, problem.grid[1]);
-    };
-    weights[i] = none ? 0.0f : 0.5f * (of(f_one) + (f > 0 && odd ? -1.0f : 1.0f) * of(f_other));
+    const auto of     = [&](int f_h) { return block::resampling_weight(first + g, f_h, size, problem.grid[1]); };
+    weights[i]        = none ? 0.0f : 0.5f * (of(f_one) + (f > 0 && odd ? -1.0f : 1.0f) * of(f_other));
   }
   runtime::grid_dependency_wait();
 
@@ -597,9 +601,10 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
   // This thread's fragments are samples lane % 4 + 4 i of channels row, row + 8 and column + lane / 4.
   const int swizzle = spectral_problem::spectrum_swizzle(lane % 4);
   const int first   = (lane % 4 * tile + row) * places;
-  // Re and im of conj(a) b for 16 x 8 channels. Rows 0 to 7 of an instruction are high parts of channels, the others low ones.
-  const auto multiply = [](const uint2* a, int to_b, float (&sums)[2][4]) {
-    constexpr int sample     = tile * places;
+  // Re and im of conj(a) b for 16 x 8 channels. Rows 0 to 7 of an instruction are high parts of channels, the others
+  // low ones.
+  const auto multiply = [](const uint2* a, int to_b, float(&sums)[2][4]) {
+    constexpr int sample = tile * places;
     float parts[2][2][4] = {}; // [re, im][8 channels]
     TCONV_PRAGMA_UNROLL
     for (int k = 0; k < samples; k += 8)
@@ -621,7 +626,7 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
     TCONV_PRAGMA_UNROLL
     for (int e = 0; e < 8; ++e)
     {
-      const float* part    = parts[e / 4][e % 4 / 2];
+      const float* part  = parts[e / 4][e % 4 / 2];
       sums[e / 4][e % 4] = part[e % 2] + part[e % 2 + 2];
     }
   };
@@ -631,7 +636,7 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
     const int bin             = item / pairs_of % bins;
     const int chunk           = item / pairs_of / bins;
     const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
-    const bool two_tiles  = at.i != at.j;
+    const bool two_tiles      = at.i != at.j;
     // Copies are of 16 bytes, counted in 32 bits: the plan sees to it.
     constexpr int parts    = stage_tile / 2;
     const auto tile_parts  = static_cast<int>(batch * tile * places / 2);
@@ -750,7 +755,7 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
         of_pair += depth * row_pitch;
       }
     }
-    const auto store = [&](int g, const float (&re)[4], const float (&im)[4]) {
+    const auto store = [&](int g, const float(&re)[4], const float(&im)[4]) {
       float2* target = matrices + ((g * problem.tile_pairs() + pair) * bins + bin) * (tile * tile) + row * tile + column
                      + lane % 4 * 2;
       *reinterpret_cast<float4*>(target)            = make_float4(re[0], im[0], re[1], im[1]);
@@ -781,10 +786,12 @@ __global__ __launch_bounds__(Policy::threads, 2) void accumulate_matrices(
   }
 }
 
-/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along d and w. Frequencies along w count
-/// for their conjugates, half where they are their own. A thread takes one number of the matrices, and grid_chunk^2 frequencies.
+/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along d and w. Frequencies
+/// along w count for their conjugates, half where they are their own. A thread takes one number of the matrices, and
+/// grid_chunk^2 frequencies.
 ///
-/// \p Size: one of tuning::volume_sizes, where weights along d are constants (grid_chunk grid frequencies), or of zeros.
+/// \p Size: one of tuning::volume_sizes, where weights along d are constants (grid_chunk grid frequencies), or of
+/// zeros.
 template <class Policy, class Size>
 __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_threads) void resample_matrices(
   const __grid_constant__ spectral_problem problem, const float* matrices, float* resampled)
@@ -827,7 +834,7 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
   const int64_t pair        = blockIdx.x / pieces % problem.tile_pairs();
   const int64_t gh          = blockIdx.x / pieces / problem.tile_pairs();
   const int64_t step_d      = half * numbers;
-  const float* from = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + thread;
+  const float* from         = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + thread;
   for (int chunk_w = 0; chunk_w < chunks_w; ++chunk_w)
   {
     for (int chunk_d = 0; chunk_d < chunks_d; ++chunk_d)
@@ -901,7 +908,8 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
       {
         const int gd = chunk_d * chunk + d;
         float* to    = resampled + pair * numbers + piece * threads + thread
-                    + ((static_cast<int64_t>(gd) * problem.grid[1] + gh) * problem.grid[2] + chunk_w * chunk) * place_step;
+                  + ((static_cast<int64_t>(gd) * problem.grid[1] + gh) * problem.grid[2] + chunk_w * chunk)
+                      * place_step;
         TCONV_PRAGMA_UNROLL
         for (int w = 0; w < chunk; ++w)
         {
@@ -1004,16 +1012,16 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
         transform([&](int t) { return rows[t * plane + i]; },
                   [&](int f, float2 v) { target[f * step] = v; },
                   kd,
-                true,
-                roots[0]);
+                  true,
+                  roots[0]);
       }
     }
   }
 }
 
 /// \p squares [out channels][grid frequencies]: the quadratic form of each output channel at each frequency of the small grid, weighted, so
-/// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output channels, a warp 8
-/// of them.
+/// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output
+/// channels, a warp 8 of them.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid_constant__ spectral_problem problem,
                                                                     const float2* resampled,
@@ -1073,9 +1081,9 @@ __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid
         TCONV_PRAGMA_UNROLL
         for (int e = thread; e < tile * width; e += threads)
         {
-          const int64_t c          = j * tile + e / width;
-          const int64_t co         = e % width;
-          const bool inside        = c < problem.in_channels && first + co < problem.out_channels;
+          const int64_t c            = j * tile + e / width;
+          const int64_t co           = e % width;
+          const bool inside          = c < problem.in_channels && first + co < problem.out_channels;
           taps[e / width][e % width] = inside ? spectra[c * problem.out_channels + co] : make_float2(0.0f, 0.0f);
         }
         __syncthreads();
@@ -1091,7 +1099,7 @@ __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid
           TCONV_PRAGMA_UNROLL
           for (int q = 0; q < rows; ++q)
           {
-            const float2 s[2]              = {matrix[16 * q + lane / 4][k + lane % 4], matrix[16 * q + 8 + lane / 4][k + lane % 4]};
+            const float2 s[2] = {matrix[16 * q + lane / 4][k + lane % 4], matrix[16 * q + 8 + lane / 4][k + lane % 4]};
             const block::split_float split[4] = {block::split_float::of(s[0].x),
                                                  block::split_float::of(s[1].x),
                                                  block::split_float::of(s[0].y),

@@ -58,8 +58,9 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
       }
       else
       {
-        block::load_async(
-          rows + row * pitch::row + part, volume + (static_cast<int64_t>(row) * width + part) * problem.x.position, inside);
+        block::load_async(rows + row * pitch::row + part,
+                          volume + (static_cast<int64_t>(row) * width + part) * problem.x.position,
+                          inside);
       }
     }
   }
@@ -140,12 +141,12 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   __syncthreads();
 
   // Along d. Places of pairs that do not exist have zeros.
-  constexpr int places = 2 * Policy::gram_pairs;                     // of a group
-  constexpr int groups = (2 * pairs + places - 1) / places;
+  constexpr int places         = 2 * Policy::gram_pairs; // of a group
+  constexpr int groups         = (2 * pairs + places - 1) / places;
   const int64_t group_step     = problem.group_spectra();
   const int64_t frequency_step = half * groups * group_step;
-  uint2* target     = spectra + problem.spectrum_place(n, ci);
-  const int swizzle = spectral_problem::spectrum_swizzle(n);
+  uint2* target                = spectra + problem.spectrum_place(n, ci);
+  const int swizzle            = spectral_problem::spectrum_swizzle(n);
   for (int i = thread; i < half * groups * places; i += threads)
   {
     const int bin      = i / places; // (f_w, group)

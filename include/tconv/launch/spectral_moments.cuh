@@ -41,9 +41,14 @@ struct spectral_workspace
     using policy = tuning::spectral_policy;
     // Blocks that compute tables first are as many as are resident, or fewer.
     constexpr int64_t resident = 132 * 2;
-    const auto start = [&](const char* name, auto kernel, int64_t blocks, int threads, int64_t bytes, auto... arguments) {
-      return launch(
-        name, kernel, {std::min(blocks, max_grid), threads, static_cast<std::size_t>(bytes), true}, stream, problem, arguments...);
+    const auto start           = [&](
+                         const char* name, auto kernel, int64_t blocks, int threads, int64_t bytes, auto... arguments) {
+      return launch(name,
+                    kernel,
+                    {std::min(blocks, max_grid), threads, static_cast<std::size_t>(bytes), true},
+                    stream,
+                    problem,
+                    arguments...);
     };
     auto* spectra_of_x   = reinterpret_cast<uint2*>(spectra.get(space));
     float2* row_matrices = planes.get(space);
@@ -65,18 +70,20 @@ struct spectral_workspace
     });
     if (!whole)
     {
-      s = start("tconv::kernel::transform_planes",
-                kernel::transform_planes<policy, In>,
-                std::min(problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels), resident),
-                policy::plane_threads,
-                detail::plane_layout::of(problem).bytes(problem),
-                x,
-                quads,
-                planes.get(space));
+      s = start(
+        "tconv::kernel::transform_planes",
+        kernel::transform_planes<policy, In>,
+        std::min(problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels), resident),
+        policy::plane_threads,
+        detail::plane_layout::of(problem).bytes(problem),
+        x,
+        quads,
+        planes.get(space));
     }
     if (s.ok() && !whole)
     {
-      const int64_t lines = static_cast<int64_t>(problem.row_pairs()) * problem.half() * problem.batch * problem.channel_tiles();
+      const int64_t lines = static_cast<int64_t>(problem.row_pairs()) * problem.half() * problem.batch
+                          * problem.channel_tiles();
       s = start("tconv::kernel::transform_depth",
                 kernel::transform_depth<policy>,
                 std::min(ceil_div(lines, policy::threads / 32), resident * 2),
@@ -88,7 +95,7 @@ struct spectral_workspace
     if (s.ok())
     {
       const int64_t items = problem.tile_pairs() * problem.size[0] * problem.half() * problem.grid_chunks();
-      s = start("tconv::kernel::accumulate_matrices",
+      s                   = start("tconv::kernel::accumulate_matrices",
                 kernel::accumulate_matrices<policy>,
                 std::min(items, resident),
                 policy::threads,

@@ -20,8 +20,8 @@ struct volume_size
   static constexpr int w = W; ///< columns
 };
 
-/// Volumes whose spectra have a kernel of their own, kernel::transform_volume (P2's: 65 us instead of 180). Any other size is transformed
-/// by tables of roots.
+/// Volumes whose spectra have a kernel of their own, kernel::transform_volume (P2's: 81 us under ncu on an H200,
+/// instead of 246 by tables of roots). Any other size is transformed by tables.
 template <class... Sizes>
 struct volume_size_list
 {};
@@ -50,7 +50,8 @@ struct spectral_policy
   static constexpr int grid_pairs = 4;
   /// Weights of a pair of frequencies for them, in whole vectors.
   static constexpr int gram_weights = (2 * grid_pairs + 2 + 3) / 4 * 4;
-  /// Frequencies of the small grid along d, and along w, that a thread resamples: 81 accumulators. Weights lie in whole vectors.
+  /// Frequencies of the small grid along d, and along w, that a thread resamples: 81 accumulators. Weights lie in whole
+  /// vectors.
   static constexpr int grid_chunk       = 9;
   static constexpr int resample_weights = 12;
   /// Threads of a block that resamples, and values that each of them loads ahead.
@@ -62,8 +63,9 @@ struct spectral_policy
   static constexpr int tap_channels = 16;
 };
 
-/// Multiply-adds and bytes of a millisecond of the spectral kernels (P2: 0.55 ms; k3 on the same input: 0.40), and what their launches
-/// and latencies cost.
+/// Multiply-adds and bytes of a millisecond of the spectral kernels, and what their launches and latencies cost.
+/// Cautious: the rates are those of sizes without a kernel of their own (P2, which has one: 0.39 ms estimated, 0.27
+/// measured on an H200).
 inline constexpr double spectral_macs_per_ms  = 20.0e9;
 inline constexpr double spectral_bytes_per_ms = 4.0e9;
 inline constexpr double spectral_launch_ms    = 0.05;
