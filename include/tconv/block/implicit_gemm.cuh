@@ -777,7 +777,6 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
     static_cast<unsigned>(problem.slab_bytes()),
     problem.down ? static_cast<unsigned>(problem.row_bytes()) : gemm_run * gemm_position_bytes);
   const uint64_t b_layout = wgmma::describe(0, 128, 256);
-  wgmma::fence();
 #  pragma unroll 1
   for (; blocks > 0; --blocks)
   {
@@ -799,6 +798,7 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
 #  pragma unroll 1
       for (; count > 0; --count)
       {
+        wgmma::fence(); // the compiler wants one wherever it comes by a branch
         TCONV_PRAGMA_UNROLL
         for (int set = 0; set < sets; ++set)
         {
@@ -814,6 +814,7 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
     }
     a += static_cast<unsigned>(problem.block_bytes()) / 16;
   }
+  wgmma::fence();
   wgmma::commit();
 }
 
