@@ -85,7 +85,11 @@ struct spectral_problem
   }
   /// The four frequencies of a group are permuted by xor with this, so that threads that read the same one of four
   /// neighbouring samples and channels meet different banks.
-  TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t n) { return n % 2 == 0 ? n / 2 % 2 : 2 + n / 2 % 2; }
+  TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t n)
+  {
+    const auto of_four = static_cast<int>(n % 4);
+    return 2 * (of_four % 2) + of_four / 2;
+  }
   TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
   {
     return static_cast<int64_t>(grid[1]) * tile_pairs() * size[0] * half() * tile_elements();
