@@ -87,8 +87,7 @@ struct spectral_problem
   /// neighbouring samples and channels meet different banks.
   TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t n)
   {
-    const auto of_four = static_cast<int>(n % 4);
-    return 2 * (of_four % 2) + of_four / 2;
+    return static_cast<int>(n % 2 == 0 ? n / 2 % 2 : 2 + n / 2 % 2);
   }
   TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
   {
