@@ -221,7 +221,7 @@ struct gemm_problem
     int64_t before  = 0; // steps of series
     for (int which = 0; which < gemm_series_count; ++which)
     {
-      const axis_phase taps = taps_of(group * sets, which);
+      const axis_phase taps = taps_of(int64_t{group} * sets, which);
       const int64_t along   = t - taps.first_tap - (which == 0 ? 0 : set);
       if ((sets_of(sets, which) >> set & 1) != 0 && along >= 0 && along < taps.count * taps.tap_step)
       {

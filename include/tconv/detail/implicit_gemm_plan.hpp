@@ -25,7 +25,6 @@ struct gemm_plan
   int pack_blocks      = 0;
   int64_t shared_bytes = 0;
   double cycles        = 0; ///< estimate of a multiprocessor's
-  double products      = 0; ///< multiplications that the tensor cores perform, padding and split products included
 };
 
 /// Calls visit(policy) for \p columns and \p sets; the only list of instantiations.
@@ -230,15 +229,14 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   const double outputs   = static_cast<double>(problem.total_phases()) * problem.sets * rows * problem.columns;
   const bool aligned     = problem.axis[2].in % 4 == 0 && !problem.x.channels_last();
   bool found             = false;
-  double best_cost       = 0;
   gemm_problem candidate = problem;
   // Every arrangement of the warpgroups, each 8 x 8 cells or 64 along w.
   const int all_groups = rows / gemm_group_run;
-  for (int shape_of_groups = 0; shape_of_groups < 2 * all_groups * all_groups; ++shape_of_groups)
+  for (int number = 0; number < 2 * all_groups * all_groups; ++number)
   {
-    candidate.down = shape_of_groups % 2 == 1;
-    const int wide = shape_of_groups / 2 % all_groups + 1;
-    const int high = shape_of_groups / 2 / all_groups + 1;
+    candidate.down = number % 2 == 1;
+    const int wide = number / 2 % all_groups + 1;
+    const int high = number / 2 / all_groups + 1;
     if (all_groups % (wide * high) != 0)
     {
       continue;
@@ -246,50 +244,39 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
     candidate.groups[0] = all_groups / (wide * high);
     candidate.groups[1] = high;
     candidate.groups[2] = wide;
-    const int64_t d     = candidate.groups[0];
-    const int64_t h     = high * (candidate.down ? gemm_run : 1);
-    const int64_t w     = wide * (candidate.down ? gemm_run : gemm_group_run);
+    candidate.box[0]    = candidate.groups[0];
+    candidate.box[1]    = high * (candidate.down ? gemm_run : 1);
+    candidate.box[2]    = wide * (candidate.down ? gemm_run : gemm_group_run);
+    int64_t tiles       = problem.batch * problem.channel_tiles;
+    for (int a = 0; a < 3; ++a)
     {
-      candidate.box[0] = static_cast<int>(d);
-      candidate.box[1] = static_cast<int>(h);
-      candidate.box[2] = static_cast<int>(w);
-      int64_t tiles    = problem.batch * problem.channel_tiles;
-      for (int a = 0; a < 3; ++a)
-      {
-        candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
-        tiles *= candidate.tiles[a];
-      }
-      candidate.quads    = aligned;
-      const int64_t to   = candidate.quads ? 4 : 1;
-      const int64_t left = ceil_div(problem.axis[2].max_shift(), to) * to;
-      candidate.left     = static_cast<int>(left);
-      candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
-      candidate.rows     = static_cast<int>(h + span[1]);
-      candidate.planes   = static_cast<int>(d + span[0]);
-      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, longest))
-      {
-        continue;
-      }
-      const bool chunked   = candidate.chunks() > 1;
-      const int64_t planes = candidate.tiles[0] > 1 && !chunked ? d : candidate.planes;
-      const double staged  = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
-                          * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
-      const double run       = static_cast<double>(w) * problem.sets * 4.0; // bytes of a run of y, about
-      const double late      = candidate.ring_planes < 2 * candidate.planes
-                           && (chunked || candidate.ring_planes == candidate.planes)
-                               ? 1.0
-                               : 0.25;
-      const double tile_cost = multiply + outputs * 0.2 * std::max(1.0, 128.0 / run) + late * staged * 0.5;
-      const auto waves       = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors));
-      const double cost      = waves * tile_cost;
-      if (!found || cost < best_cost)
-      {
-        found         = true;
-        best_cost     = cost;
-        problem       = candidate;
-        plan.cycles   = cost;
-        plan.products = static_cast<double>(tiles) * pieces * count * 16.0 * rows * problem.columns;
-      }
+      candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
+      tiles *= candidate.tiles[a];
+    }
+    candidate.quads    = aligned;
+    const int64_t to   = candidate.quads ? 4 : 1;
+    candidate.left     = static_cast<int>(ceil_div(problem.axis[2].max_shift(), to) * to);
+    const int64_t most = candidate.box[2] + candidate.left - problem.axis[2].min_shift();
+    candidate.width    = static_cast<int>(ceil_div(most, 4) * 4);
+    candidate.rows     = static_cast<int>(candidate.box[1] + span[1]);
+    candidate.planes   = static_cast<int>(candidate.box[0] + span[0]);
+    if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, longest))
+    {
+      continue;
+    }
+    const bool chunked  = candidate.chunks() > 1;
+    const int planes    = candidate.tiles[0] > 1 && !chunked ? candidate.box[0] : candidate.planes;
+    const double staged = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
+                        * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
+    const bool late = candidate.ring_planes < 2 * candidate.planes
+                   && (chunked || candidate.ring_planes == candidate.planes);
+    const double tile_cost = multiply + outputs * 0.2 + (late ? 0.5 : 0.125) * staged;
+    const double cost      = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors)) * tile_cost;
+    if (!found || cost < plan.cycles)
+    {
+      found       = true;
+      problem     = candidate;
+      plan.cycles = cost;
     }
   }
   if (!found)

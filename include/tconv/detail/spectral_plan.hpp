@@ -198,7 +198,7 @@ constexpr int64_t resample_bytes(const spectral_problem& p)
   using policy        = tuning::spectral_policy;
   const auto chunks   = [](int grid) { return ceil_div(grid, int64_t{policy::grid_chunk}); };
   const int64_t depth = ceil_div(p.size[0], int64_t{policy::resample_batch}) * policy::resample_batch;
-  return 4 * policy::resample_weights * (chunks(p.grid[2]) * p.half() + chunks(p.grid[0]) * depth);
+  return int64_t{4} * policy::resample_weights * (chunks(p.grid[2]) * p.half() + chunks(p.grid[0]) * depth);
 }
 
 /// The plan, and whether there is one.
@@ -271,11 +271,12 @@ struct spectral_plan
   const double depth = count(p.spectra()) * p.in[0] * 2;
   // On tensor cores; the rate counts products of numbers, not of their parts.
   const double samples = count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples);
-  const double gram    = count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements())
-                    * p.grid_chunks() * (samples + 2.0 * policy::grid_pairs);
+  const double gram    = count(p.size[0]) * p.half() * p.size[1]
+                    * count(p.tile_pairs() * spectral_problem::tile_elements()) * p.grid_chunks()
+                    * (samples + 2.0 * policy::grid_pairs);
   const double resample = count(p.row_matrices()) * p.grid[2] * 2 + count(p.matrices()) * p.size[0] * 2;
-  const double form = count(p.grid_frequencies()) * count(p.tile_pairs() * p.tile_elements()) * count(p.out_channels)
-                    * 4;
+  const double form     = count(p.grid_frequencies()) * count(p.tile_pairs() * spectral_problem::tile_elements())
+                    * count(p.out_channels) * 4;
   const double taps = count(p.tap_spectra()) * 4 * (p.kernel[0] + p.kernel[1]);
   plan.direct_macs  = count(p.batch) * count(shape.input_positions()) * count(shape.weight_elements());
   plan.macs         = rows + cols + depth + gram + resample + form + taps;
