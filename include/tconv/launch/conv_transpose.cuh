@@ -6,7 +6,9 @@
 
 #include "../detail/arguments.cuh"
 #include "../detail/choose_engine.hpp"
+#include "../detail/fold_average_pool.hpp"
 #include "../detail/workspace_layout.hpp"
+#include "../kernel/fold_average_pool.cuh"
 #include "../kernel/gather.cuh"
 #include "../kernel/prepare_gather.cuh"
 #include "implicit_gemm.cuh"
@@ -93,6 +95,49 @@ template <class In, class Finish>
   });
 }
 
+/// The weights that a convolution runs with: the user's, or their sums over the windows of an average pool, in the workspace.
+struct folded_weights
+{
+  tap_windows windows;
+  int64_t rows = 0; ///< pairs of channels; 0: the weights are the user's
+  detail::workspace_layout::piece<float> sums;
+
+  folded_weights() = default;
+  /// Of \p shape, with the windows of \p fold.
+  folded_weights(detail::workspace_layout& layout,
+                 const conv_transpose_shape<3>& shape,
+                 const detail::average_pool_fold& fold)
+      : rows(fold.any() ? shape.in_channels * (shape.out_channels / shape.groups) : 0)
+      , sums(layout.add<float>(fold.any() ? fold.shape.weight_elements() : 0))
+  {
+    for (int a = 0; a < 3; ++a)
+    {
+      windows.axis[a]   = shape.axis(a);
+      windows.kernel[a] = fold.shape.kernel[static_cast<std::size_t>(a)];
+      windows.size[a]   = fold.size[a];
+      windows.step[a]   = fold.step[a];
+      windows.folded[a] = fold.folded[a];
+    }
+  }
+
+  /// Sums \p w.
+  [[nodiscard]] status
+  launch(const float* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
+  {
+    constexpr int threads  = 128;
+    const int64_t elements = rows * windows.kernel[0] * windows.kernel[1] * windows.kernel[2];
+    return runtime::launch("tconv::kernel::fold_average_pool",
+                           kernel::fold_average_pool<threads, float, float>,
+                           {std::min(ceil_div(elements, threads), max_grid), threads, 0, overlap_predecessor},
+                           stream,
+                           windows,
+                           w,
+                           sums.get(space),
+                           rows,
+                           1.0);
+  }
+};
+
 /// How conv_transpose() runs a shape with a chain: the plan and its workspace, for query and run alike. The functors before the
 /// first pool are the convolution's; behind them what they leave is fp32 in the workspace, and the pools follow pass by pass.
 template <class Chain, class In, class Out>
@@ -103,6 +148,7 @@ struct conv_transpose_plan
   static constexpr bool pooled = Chain::pools > 0;
   using head_out               = std::conditional_t<pooled, float, Out>; ///< what the convolution writes
 
+  conv_transpose_shape<3> shape;
   detail::gather_plan gather;
   detail::gemm_plan gemm;
   bool tensor_cores; ///< the products are formed by gemm, else by gather
@@ -118,8 +164,12 @@ struct conv_transpose_plan
   detail::workspace_layout::piece<float> head_result; ///< where pools follow: channels first
   pool_passes<tail> passes;
 
-  conv_transpose_plan(const conv_transpose_shape<3>& shape, const options& opts, const pool_windows<Chain>& pools)
-      : gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
+  folded_weights weights;
+
+  /// \p windows: of the pools of the chain.
+  conv_transpose_plan(const conv_transpose_shape<3>& convolution, const options& opts, const pool_window* windows)
+      : shape(convolution)
+      , gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
       , gemm(opts.engine != engine::gather && implicit_gemm_available()
                ? detail::plan_implicit_gemm(shape, form_of<In>(opts.math), opts.input_layout)
                : detail::gemm_plan{})
@@ -135,22 +185,47 @@ struct conv_transpose_plan
       , logits(layout.add<float>(fused || in_place ? 0 : shape.output_elements()))
       , head_result(layout.add<float>(
           pooled ? shape.batch * head::output_channels(shape.out_channels) * shape.output_positions() : 0))
-      , passes(layout, shape.batch, head::output_channels(shape.out_channels), false, pools.windows.data())
+      , passes(layout, shape.batch, head::output_channels(shape.out_channels), false, windows)
   {}
 
   /// y = functors(conv_transpose(x, w)), of which everything has been checked. \p x: first channel of the slice.
   [[nodiscard]] status launch(const In* x,
                               const In* w,
                               const block::tensor_view<Out>& y,
-                              const conv_transpose_shape<3>& shape,
                               const Chain& functors,
                               const options& opts,
                               const workspace& space,
                               cudaStream_t stream) const
   {
+    if constexpr (std::is_same<In, float>::value)
+    {
+      if (weights.rows > 0)
+      {
+        if (status s = weights.launch(w, space, opts.programmatic_launch, stream); !s.ok())
+        {
+          return s;
+        }
+        options behind             = opts;
+        behind.programmatic_launch = true;
+        return launch_convolution(x, weights.sums.get(space), y, functors, behind, space, stream);
+      }
+    }
+    return launch_convolution(x, w, y, functors, opts, space, stream);
+  }
+
+private:
+  /// y = functors(conv_transpose(x, w)).
+  [[nodiscard]] status launch_convolution(const In* x,
+                                          const In* w,
+                                          const block::tensor_view<Out>& y,
+                                          const Chain& functors,
+                                          const options& opts,
+                                          const workspace& space,
+                                          cudaStream_t stream) const
+  {
     if constexpr (!pooled)
     {
-      return launch_head(x, w, y, shape, functors, opts, space, stream);
+      return launch_head(x, w, y, functors, opts, space, stream);
     }
     else
     {
@@ -158,7 +233,7 @@ struct conv_transpose_plan
         head_result.get(space),
         tensor_strides::of(
           tconv::layout::channels_first, head::output_channels(shape.out_channels), shape.output_positions())};
-      if (status s = launch_head(x, w, between, shape, detail::before_pool(functors), opts, space, stream); !s.ok())
+      if (status s = launch_head(x, w, between, detail::before_pool(functors), opts, space, stream); !s.ok())
       {
         return s;
       }
@@ -171,7 +246,6 @@ struct conv_transpose_plan
     }
   }
 
-private:
 #if defined(TCONV_ENABLE_SM90A)
   /// Runs the tensor-core kernel of the plan's form.
   template <class Finish>
@@ -201,7 +275,6 @@ private:
   [[nodiscard]] status launch_head(const In* x,
                                    const In* w,
                                    const block::tensor_view<head_out>& target,
-                                   const conv_transpose_shape<3>& shape,
                                    const head& functors,
                                    const options& opts,
                                    const workspace& space,
@@ -273,6 +346,49 @@ private:
   }
 };
 
+/// True if the taps can be summed over the windows of the first pool of \p Chain: an average behind linear functors, which commute
+/// with it, and weights of fp32, because sums are not rounded to less.
+template <class Chain, class In, class = void>
+struct folds_average_pool : std::false_type
+{};
+template <class Chain>
+struct folds_average_pool<Chain, float, std::enable_if_t<(Chain::pools > 0)>>
+    : std::bool_constant<
+        before_pool_t<Chain>::linear&& decltype(detail::from_pool(std::declval<const Chain&>()).first)::operation
+        == pool_operation::mean>
+{};
+
+/// visit(plan, chain) with the plan of conv_transpose() and the chain that it runs, which may be another than \p functors.
+template <class In, class Out, class Chain, class Visit>
+auto visit_conv_transpose_plan(const conv_transpose_shape<3>& shape,
+                               const options& opts,
+                               const Chain& functors,
+                               const pool_windows<Chain>& pools,
+                               Visit visit)
+{
+  if constexpr (folds_average_pool<Chain, In>::value)
+  {
+    const detail::average_pool_fold fold = detail::fold_average_pool(shape, pools.first);
+    const scale mean(static_cast<float>(fold.factor()));
+    const auto run = [&](const auto& chain_of_run, const pool_window* windows) {
+      conv_transpose_plan<std::decay_t<decltype(chain_of_run)>, In, Out> plan(fold.shape, opts, windows);
+      plan.weights = folded_weights(plan.layout, shape, fold);
+      return visit(plan, chain_of_run);
+    };
+    if (fold.whole())
+    {
+      return run(prepend(mean, detail::without_pool(functors)), pools.windows.data() + 1);
+    }
+    auto windows = pools.windows;
+    windows[0]   = detail::merge_axes(fold.rest);
+    return run(prepend(mean, functors), windows.data());
+  }
+  else
+  {
+    return visit(conv_transpose_plan<Chain, In, Out>(shape, opts, pools.windows.data()), functors);
+  }
+}
+
 } // namespace runtime
 
 /// Bytes of workspace that conv_transpose() needs for the same types, shape, chain and options; 0 for an invalid shape and where
@@ -293,7 +409,8 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
   {
     return 0;
   }
-  return runtime::conv_transpose_plan<chain_type, In, Out>(detail::canonical(shape), opts, pools).layout.bytes();
+  return runtime::visit_conv_transpose_plan<In, Out>(
+    detail::canonical(shape), opts, functors, pools, [](const auto& plan, const auto&) { return plan.layout.bytes(); });
 }
 
 /// y = functors(conv_transpose(x, w)).
@@ -323,7 +440,9 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// where y has no room for them) and finished by a second kernel.
 ///
 /// Pools and reductions over space run behind the convolution, on fp32 values in the workspace: what precedes the first is stored
-/// there once, and each pool with the functors up to the next is a pass.
+/// there once, and each pool with the functors up to the next is a pass. An average pool behind linear functors is folded into fp32
+/// weights where its windows are a divisor of the stride apart, and in part where they have a divisor in common: taps that meet in a window are
+/// added once, and fewer outputs are computed.
 ///
 /// Errors: invalid_argument (shape, pool or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
 /// cuda_error. Batch 0 and empty outputs succeed without a launch.
@@ -359,33 +478,35 @@ template <int Rank, class In, class Out, class... Functors>
     return s;
   }
 
-  const runtime::conv_transpose_plan<chain_type, In, Out> plan(s3, opts, pools);
-  if (opts.engine != engine::automatic && opts.engine != (plan.tensor_cores ? engine::implicit_gemm : engine::gather))
-  {
-    return status::error(
-      status_code::not_supported,
-      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
-      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
-  }
   const int64_t written = chain_type::output_channels(shape.out_channels);
-  if (status s = runtime::check_call(
-        {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
-        runtime::argument_list{runtime::output_argument(y, shape, written, pools.positions(), opts)},
-        plan.layout,
-        opts,
-        space);
-      !s.ok())
-  {
-    return s;
-  }
-  return plan.launch(runtime::first_of_slice(x, shape, opts),
-                     w,
-                     runtime::output_view(y, shape, written, pools.positions(), opts),
-                     s3,
-                     functors,
-                     opts,
-                     space,
-                     stream);
+  return runtime::visit_conv_transpose_plan<
+    In,
+    Out>(s3, opts, functors, pools, [&](const auto& plan, const auto& chain_of_run) -> status {
+    if (opts.engine != engine::automatic && opts.engine != (plan.tensor_cores ? engine::implicit_gemm : engine::gather))
+    {
+      return status::error(
+        status_code::not_supported,
+        "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
+        "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+    }
+    if (status s = runtime::check_call(
+          {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
+          runtime::argument_list{runtime::output_argument(y, shape, written, pools.positions(), opts)},
+          plan.layout,
+          opts,
+          space);
+        !s.ok())
+    {
+      return s;
+    }
+    return plan.launch(runtime::first_of_slice(x, shape, opts),
+                       w,
+                       runtime::output_view(y, shape, written, pools.positions(), opts),
+                       chain_of_run,
+                       opts,
+                       space,
+                       stream);
+  });
 }
 
 TCONV_CUDA_NAMESPACE_END

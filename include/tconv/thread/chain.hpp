@@ -357,6 +357,24 @@ TCONV_HOST_DEVICE auto before_pool(const chain<First, Rest...>& functors)
   }
 }
 
+/// The functors but the first that works across positions.
+TCONV_HOST_DEVICE chain<> without_pool(const chain<>&)
+{
+  return {};
+}
+template <class First, class... Rest>
+TCONV_HOST_DEVICE auto without_pool(const chain<First, Rest...>& functors)
+{
+  if constexpr (across_positions<First>::value)
+  {
+    return functors.rest;
+  }
+  else
+  {
+    return prepend(functors.first, without_pool(functors.rest));
+  }
+}
+
 /// The first functor that works across positions and everything behind it.
 TCONV_HOST_DEVICE chain<> from_pool(const chain<>&)
 {
