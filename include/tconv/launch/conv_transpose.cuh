@@ -11,6 +11,7 @@
 #include "../kernel/fold_average_pool.cuh"
 #include "../kernel/gather.cuh"
 #include "../kernel/prepare_gather.cuh"
+#include "../tuning/collapse.hpp"
 #include "implicit_gemm.cuh"
 #include "tensor_chain.cuh"
 
@@ -95,46 +96,95 @@ template <class In, class Finish>
   });
 }
 
-/// The weights that a convolution runs with: the user's, or their sums over the windows of an average pool, in the workspace.
-struct folded_weights
+/// The tensors that a convolution runs with where its outputs are averaged: taps summed over windows, and where one window covers an
+/// axis, inputs summed along that.
+struct folded_tensors
 {
-  tap_windows windows;
-  int64_t rows = 0; ///< pairs of channels; 0: the weights are the user's
-  detail::workspace_layout::piece<float> sums;
+  tap_windows taps;
+  axis_classes inputs;
+  bool any = false; ///< else the tensors are the user's
+  detail::workspace_layout::piece<float> w;
+  detail::workspace_layout::piece<float> x;
 
-  folded_weights() = default;
-  /// Of \p shape, with the windows of \p fold.
-  folded_weights(detail::workspace_layout& layout,
+  folded_tensors() = default;
+  /// Of \p shape, as \p fold says.
+  folded_tensors(detail::workspace_layout& layout,
                  const conv_transpose_shape<3>& shape,
-                 const detail::average_pool_fold& fold)
-      : rows(fold.any() ? shape.in_channels * (shape.out_channels / shape.groups) : 0)
-      , sums(layout.add<float>(fold.any() ? fold.shape.weight_elements() : 0))
+                 const detail::average_pool_fold& fold,
+                 const options& opts)
+      : any(fold.any())
   {
+    if (!any)
+    {
+      return;
+    }
     for (int a = 0; a < 3; ++a)
     {
-      windows.axis[a]   = shape.axis(a);
-      windows.kernel[a] = fold.shape.kernel[static_cast<std::size_t>(a)];
-      windows.size[a]   = fold.size[a];
-      windows.step[a]   = fold.step[a];
-      windows.folded[a] = fold.folded[a];
+      taps.axis[a]   = shape.axis(a);
+      taps.kernel[a] = fold.shape.kernel[static_cast<std::size_t>(a)];
+      taps.size[a]   = fold.size[a];
+      taps.step[a]   = fold.step[a];
+      taps.folded[a] = fold.folded[a];
+      inputs.outer *= a < fold.collapsed ? taps.axis[a].in : 1;
+      inputs.extent = a == fold.collapsed ? taps.axis[a].in : inputs.extent;
+      inputs.inner *= a > fold.collapsed ? taps.axis[a].in : 1;
     }
+    taps.in_channels   = shape.in_channels;
+    taps.out_per_group = shape.out_channels / shape.groups;
+    taps.collapsed     = fold.collapsed;
+    taps.classes       = fold.classes;
+    inputs.x           = input_strides(shape, opts);
+    inputs.batch       = shape.batch;
+    inputs.channels    = shape.in_channels;
+    inputs.classes     = fold.classes;
+    for (int i = 0; i < fold.classes; ++i)
+    {
+      taps.class_taps[i] = fold.table[i].taps;
+      inputs.inputs[i]   = fold.table[i].inputs;
+    }
+    w = layout.add<float>(taps.sums());
+    x = layout.add<float>(fold.collapsed >= 0 ? fold.shape.input_elements() : 0);
   }
 
-  /// Sums \p w.
-  [[nodiscard]] status
-  launch(const float* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
+  /// An axis is summed away.
+  [[nodiscard]] bool collapsed() const { return taps.collapsed >= 0; }
+
+  /// Sums \p user_x where an axis is collapsed, and \p user_w.
+  [[nodiscard]] status launch(const float* user_x,
+                              const float* user_w,
+                              const workspace& space,
+                              bool overlap_predecessor,
+                              cudaStream_t stream) const
   {
-    constexpr int threads  = 128;
-    const int64_t elements = rows * windows.kernel[0] * windows.kernel[1] * windows.kernel[2];
-    return runtime::launch("tconv::kernel::fold_average_pool",
-                           kernel::fold_average_pool<threads, float, float>,
-                           {std::min(ceil_div(elements, threads), max_grid), threads, 0, overlap_predecessor},
+    using policy = tuning::collapse_policy;
+    if (collapsed())
+    {
+      const auto sum = [&](auto width) {
+        const int64_t threads = inputs.batch * inputs.channels * inputs.outer * (inputs.inner / decltype(width)::value);
+        return runtime::launch(
+          "tconv::kernel::sum_along_axis",
+          kernel::sum_along_axis<policy, decltype(width)::value, float>,
+          {std::min(ceil_div(threads, policy::axis_threads), max_grid), policy::axis_threads, 0, overlap_predecessor},
+          stream,
+          inputs,
+          user_x,
+          x.get(space));
+      };
+      const bool vectors = !inputs.x.channels_last() && aligned_groups(user_x, inputs.inner, 4);
+      if (status s = vectors ? sum(std::integral_constant<int, 4>{}) : sum(std::integral_constant<int, 1>{}); !s.ok())
+      {
+        return s;
+      }
+      overlap_predecessor = true;
+    }
+    constexpr int threads = 128;
+    return runtime::launch("tconv::kernel::sum_tap_windows",
+                           kernel::sum_tap_windows<threads, float>,
+                           {std::min(ceil_div(taps.sums(), threads), max_grid), threads, 0, overlap_predecessor},
                            stream,
-                           windows,
-                           w,
-                           sums.get(space),
-                           rows,
-                           1.0);
+                           taps,
+                           user_w,
+                           w.get(space));
   }
 };
 
@@ -164,7 +214,7 @@ struct conv_transpose_plan
   detail::workspace_layout::piece<float> head_result; ///< where pools follow: channels first
   pool_passes<tail> passes;
 
-  folded_weights weights;
+  folded_tensors folded;
 
   /// \p windows: of the pools of the chain.
   conv_transpose_plan(const conv_transpose_shape<3>& convolution, const options& opts, const pool_window* windows)
@@ -199,15 +249,16 @@ struct conv_transpose_plan
   {
     if constexpr (std::is_same<In, float>::value)
     {
-      if (weights.rows > 0)
+      if (folded.any)
       {
-        if (status s = weights.launch(w, space, opts.programmatic_launch, stream); !s.ok())
+        if (status s = folded.launch(x, w, space, opts.programmatic_launch, stream); !s.ok())
         {
           return s;
         }
         options behind             = opts;
         behind.programmatic_launch = true;
-        return launch_convolution(x, weights.sums.get(space), y, functors, behind, space, stream);
+        return launch_convolution(
+          folded.collapsed() ? folded.x.get(space) : x, folded.w.get(space), y, functors, behind, space, stream);
       }
     }
     return launch_convolution(x, w, y, functors, opts, space, stream);
@@ -370,9 +421,14 @@ auto visit_conv_transpose_plan(const conv_transpose_shape<3>& shape,
   {
     const detail::average_pool_fold fold = detail::fold_average_pool(shape, pools.first);
     const scale mean(static_cast<float>(fold.factor()));
+    options behind = opts;
+    if (fold.collapsed >= 0)
+    {
+      behind.input_layout = layout::channels_first;
+    }
     const auto run = [&](const auto& chain_of_run, const pool_window* windows) {
-      conv_transpose_plan<std::decay_t<decltype(chain_of_run)>, In, Out> plan(fold.shape, opts, windows);
-      plan.weights = folded_weights(plan.layout, shape, fold);
+      conv_transpose_plan<std::decay_t<decltype(chain_of_run)>, In, Out> plan(fold.shape, behind, windows);
+      plan.folded = folded_tensors(plan.layout, shape, fold, opts);
       return visit(plan, chain_of_run);
     };
     if (fold.whole())
@@ -442,7 +498,7 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// Pools and reductions over space run behind the convolution, on fp32 values in the workspace: what precedes the first is stored
 /// there once, and each pool with the functors up to the next is a pass. An average pool behind linear functors is folded into fp32
 /// weights where its windows are a divisor of the stride apart, and in part where they have a divisor in common: taps that meet in a window are
-/// added once, and fewer outputs are computed.
+/// added once, and fewer outputs are computed. Where such a window covers an axis, as with spatial_mean({0}), x is summed along it first.
 ///
 /// Errors: invalid_argument (shape, pool or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
 /// cuda_error. Batch 0 and empty outputs succeed without a launch.

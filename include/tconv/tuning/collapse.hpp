@@ -29,6 +29,9 @@ struct collapse_policy
   /// Sums over w that a warp takes, and most blocks for them: they come first in the grid, so that they are not its tail.
   static constexpr int64_t weight_rows   = 8;
   static constexpr int64_t weight_blocks = 1024;
+  /// Threads of a block that sums along one axis, and vectors that a thread has in flight.
+  static constexpr int axis_threads = 256;
+  static constexpr int axis_loads   = 8;
   /// Warps that share the products of 32 output channels, and terms of the product that they hold at once.
   static constexpr int product_warps = 16;
   static constexpr int product_terms = 1024;
