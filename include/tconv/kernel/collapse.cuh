@@ -124,6 +124,7 @@ struct collapse_problem
                          axis[2].class_at(index % classes[2]),
                          {axis[0].in, axis[1].in, axis[2].in});
   }
+  TCONV_HOST_DEVICE int64_t input_sums() const { return batch * in_channels * slices; }
   TCONV_HOST_DEVICE int64_t weight_sums() const { return in_channels * class_total() * out_per_group; }
 };
 

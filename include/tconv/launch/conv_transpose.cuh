@@ -445,6 +445,20 @@ auto visit_conv_transpose_plan(const conv_transpose_shape<3>& shape,
   }
 }
 
+/// not_supported where options ask for another engine than that of \p plan.
+template <class Plan>
+[[nodiscard]] status check_engine(const Plan& plan, const options& opts)
+{
+  if (opts.engine != engine::automatic && opts.engine != (plan.tensor_cores ? engine::implicit_gemm : engine::gather))
+  {
+    return status::error(
+      status_code::not_supported,
+      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
+      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+  }
+  return {};
+}
+
 } // namespace runtime
 
 /// Bytes of workspace that conv_transpose() needs for the same types, shape, chain and options; 0 for an invalid shape and where
@@ -465,8 +479,8 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
   {
     return 0;
   }
-  return runtime::visit_conv_transpose_plan<In, Out>(
-    detail::canonical(shape), opts, functors, pools, [](const auto& plan, const auto&) { return plan.layout.bytes(); });
+  const auto bytes = [](const auto& plan, const auto&) { return plan.layout.bytes(); };
+  return runtime::visit_conv_transpose_plan<In, Out>(detail::canonical(shape), opts, functors, pools, bytes);
 }
 
 /// y = functors(conv_transpose(x, w)).
@@ -535,15 +549,10 @@ template <int Rank, class In, class Out, class... Functors>
   }
 
   const int64_t written = chain_type::output_channels(shape.out_channels);
-  return runtime::visit_conv_transpose_plan<
-    In,
-    Out>(s3, opts, functors, pools, [&](const auto& plan, const auto& chain_of_run) -> status {
-    if (opts.engine != engine::automatic && opts.engine != (plan.tensor_cores ? engine::implicit_gemm : engine::gather))
+  const auto run        = [&](const auto& plan, const auto& chain_of_run) -> status {
+    if (status s = runtime::check_engine(plan, opts); !s.ok())
     {
-      return status::error(
-        status_code::not_supported,
-        "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
-        "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+      return s;
     }
     if (status s = runtime::check_call(
           {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
@@ -562,7 +571,8 @@ template <int Rank, class In, class Out, class... Functors>
                        opts,
                        space,
                        stream);
-  });
+  };
+  return runtime::visit_conv_transpose_plan<In, Out>(s3, opts, functors, pools, run);
 }
 
 TCONV_CUDA_NAMESPACE_END

@@ -80,7 +80,7 @@ struct collapse_plan
     problem.weight_blocks = std::min(
       policy::weight_blocks, ceil_div(problem.weight_sums(), policy::weight_rows * policy::sum_threads / 32));
     list   = layout.add<class_box>(total > class_list::tabulated ? total : 0);
-    x_sums = layout.add<double>(shape.batch * shape.in_channels * problem.slices);
+    x_sums = layout.add<double>(problem.input_sums());
     w_sums = layout.add<double>(problem.weight_sums());
     rows   = layout.add<float>(across_channels ? shape.batch * shape.out_channels : 0);
   }

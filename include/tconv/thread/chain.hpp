@@ -336,6 +336,19 @@ TCONV_HOST_DEVICE chain<First, Rest...> prepend(const First& functor, const chai
   return chain<First, Rest...>(functor, others);
 }
 
+/// The functors of \p first, then those of \p second.
+template <class... Second>
+TCONV_HOST_DEVICE chain<Second...> join(const chain<>&, const chain<Second...>& second)
+{
+  return second;
+}
+template <class First, class... Rest, class... Second>
+TCONV_HOST_DEVICE chain<First, Rest..., Second...> join(const chain<First, Rest...>& first,
+                                                        const chain<Second...>& second)
+{
+  return prepend(first.first, join(first.rest, second));
+}
+
 namespace detail
 {
 
