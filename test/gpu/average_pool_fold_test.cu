@@ -32,7 +32,7 @@ TEST_F(average_pool_fold_gpu, windows_of_every_kind)
         seed += 4;
         check_pooled_convolution<float, float>(
           make_shape<3>(
-            {2, 3, 16, 1}, {3, 5, 4}, {3, 3, 4}, {stride, 2, stride}, {1, 1, 0}, {0, 1, 0}, {dilation, 1, 1}),
+            {2, 3, 16, 1}, {5, 5, 4}, {3, 3, 4}, {stride, 2, stride}, {1, 1, 0}, {0, 1, 0}, {dilation, 1, 1}),
           seed,
           seed % 3 == 0,
           seed,

@@ -149,8 +149,8 @@ struct class_list
 namespace block
 {
 
-/// Sum of one row of \p length elements, \p first elements behind \p channel and \p stride apart, of which the calling lane is number
-/// \p lane of \p lanes that share it. Every lane returns its share: fp32 over its Loads loads, fp64 beyond.
+/// Sum of one row of \p length elements, \p first elements behind \p channel and \p stride apart. \p lanes lanes share it, of
+/// which the caller is number \p lane, and each returns its share: fp32 over its Loads loads, fp64 beyond.
 ///
 /// Loads are vectors of Width elements, to which \p channel is aligned; elements before the first and behind the last of them are
 /// taken one by one.
@@ -206,8 +206,8 @@ TCONV_DEVICE double sum_row(const In* channel, int64_t first, int64_t stride, in
   return sum;
 }
 
-/// The same for a box of rows, which all start alike. Each lane goes down columns of vectors, and drops at their ends what sticks out
-/// of the rows.
+/// The same for a box of rows, which all start alike. Each lane goes down columns of vectors, and drops at their ends what
+/// sticks out of the rows.
 template <int Width, int Loads, class In>
 TCONV_DEVICE double sum_rows(const In* channel, const class_box& box, int64_t stride, int lane, int lanes)
 {
@@ -422,8 +422,9 @@ __global__ __launch_bounds__(Threads) void list_classes(const __grid_constant__ 
 
 /// Class sums of w, by the first problem.weight_blocks blocks, and sums of x over slices of classes, by the others: a warp each.
 ///
-/// \p x_sums [batch][in_channels][class][slice], \p w_sums [in_channels][class][out_channels / groups]. \p Width: elements of x that
-/// are loaded at once, see block::sum_row(). \p Rows: not all classes are single rows, as they are where nothing is cropped.
+/// \p x_sums [batch][in_channels][class][slice], \p w_sums [in_channels][class][out_channels / groups]. \p Width: elements of
+/// x that are loaded at once, see block::sum_row(). \p Rows: not all classes are single rows, as they are where nothing is
+/// cropped.
 template <class Policy, bool Rows, int Width, class In>
 __global__ __launch_bounds__(Policy::sum_threads, Rows ? Policy::row_blocks : Policy::sum_blocks) void class_sums(
   const __grid_constant__ collapse_problem problem,

@@ -108,9 +108,10 @@ std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& s
 /// \param space      batch_norm_train_workspace_bytes<In, Out>(shape, before, functors, opts) bytes
 /// \param stream     see conv_transpose()
 ///
-/// options.engine is that of the second computation; the first is always on CUDA cores. The moments come from a pass over the outputs in registers, centred, so that nothing cancels; the result from computing the
-/// convolution again, with average pools folded into it as conv_transpose() does: nothing larger than the result is stored. Errors as
-/// for conv_transpose() and batch_norm_train() of a tensor.
+/// The moments come from a pass over the outputs in registers, centred, so that nothing cancels; the result from computing the
+/// convolution again, with average pools folded into it as conv_transpose() does: nothing larger than the result is stored.
+/// options.engine is that of the second computation; the first is always on CUDA cores. Errors as for conv_transpose() and
+/// batch_norm_train() of a tensor.
 template <int Rank, class In, class Out, class... Before, class... Functors>
 [[nodiscard]] status batch_norm_train(const In* x,
                                       const In* w,

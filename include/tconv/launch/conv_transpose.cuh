@@ -509,10 +509,11 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond, fp32 logits are stored once (in y, or in the workspace
 /// where y has no room for them) and finished by a second kernel.
 ///
-/// Pools and reductions over space run behind the convolution, on fp32 values in the workspace: what precedes the first is stored
-/// there once, and each pool with the functors up to the next is a pass. An average pool behind linear functors is folded into fp32
-/// weights where its windows are a divisor of the stride apart, and in part where they have a divisor in common: taps that meet in a window are
-/// added once, and fewer outputs are computed. Where such a window covers an axis, as with spatial_mean({0}), x is summed along it first.
+/// Pools and reductions over space run behind the convolution, on fp32 values in the workspace: what precedes the first is
+/// stored there once, and each pool with the functors up to the next is a pass. But where the first is an average behind linear
+/// functors and tensors are fp32, taps that meet in a window are added beforehand, as far as windows are a divisor of the
+/// stride apart or have one in common with it; and where a window covers an axis, as with spatial_mean({0}), x is summed along
+/// that first. See docs/algebra.md.
 ///
 /// Errors: invalid_argument (shape, pool or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
 /// cuda_error. Batch 0 and empty outputs succeed without a launch.

@@ -198,7 +198,8 @@ std::size_t global_mean_workspace_bytes(const conv_transpose_shape<Rank>& shape,
 /// \param space     global_mean_workspace_bytes(shape, functors, opts) bytes
 /// \param stream    see conv_transpose()
 ///
-/// Types as for conv_transpose(); sums are fp32 within a few values of a thread and fp64 beyond. Two launches. Errors as for
+/// Types as for conv_transpose(); sums are fp32 within a few values of a thread and fp64 beyond. Two launches, three beyond 27 tap
+/// classes. Errors as for
 /// conv_transpose().
 template <int Rank, class In, class Out, class... Functors>
 [[nodiscard]] status global_mean(const In* x,
