@@ -14,8 +14,9 @@ Where one machine has both, --manifest can be left out. Written into --out:
 
     tests.json      a list of GoogleTest's JSONs, one per gpu_* executable
     sanitizer.json  {"memcheck": {"tests", "errors", "status"}, "initcheck": {...}, "racecheck": {...}}
-    bench.json      Google Benchmark's JSON, one process per benchmark
-    pytorch.json    rows of pytorch_compare.py, one process per problem, with tconv's time out of bench.json
+    bench.json      Google Benchmark's JSON, one process per family of benchmarks
+    pytorch.json    rows of pytorch_compare.py, one process per pipeline, and pytorch_convolutions.py, one per set of
+                    problems, with tconv's times out of bench.json
     manifest.json   the trees, GPU, driver and date of what was measured; also inside each of the others
 
 Every result is kept at once in --parts, so that a run that was cut off goes on where it stopped: a part is taken again
@@ -26,6 +27,7 @@ every chosen step succeeded. The file of a step that failed is removed, except w
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import datetime
@@ -55,14 +57,13 @@ SANITIZER_SKIPS = "*thousand*:*beyond_32_bits*:*large_products*:*p1_full*:*p2_fu
 # Racecheck slows shared memory down a hundredfold: one small test per kernel.
 RACECHECK_TESTS = "*p1_reduced*:*p2_reduced*:*softmax_then_sigmoid*:*.slices"
 
-# The benchmark executables that are no Google Benchmark.
+# The benchmark executable that is no Google Benchmark, and the library with the rows of pytorch_convolutions.py.
 DUMP_OUTPUTS = "bench_dump_outputs"
-# Problem of pytorch_compare.py: the benchmark with tconv's time.
-PYTORCH_PROBLEMS = {
-    "L2_49": "L2_49/precise/f32",
-    "P2_eval": "P2_eval/precise/f32",
-    "L2_77": "L2_77/precise/f32",
-}
+CONVOLUTIONS = "libbench_convolution.so"
+# Problems of pytorch_compare.py, and sets of rows of pytorch_convolutions.py by the expression that selects them.
+PYTORCH_PIPELINES = ("L2_49", "P2_eval", "L2_77")
+PYTORCH_CONVOLUTIONS = {"level1": r"L1_\d+/(precise|tf32)/", "batch4": "up"}
+PYTORCH_PROBLEMS = (*PYTORCH_PIPELINES, *PYTORCH_CONVOLUTIONS)
 
 Json = Any
 
@@ -482,41 +483,41 @@ def finish_sanitizer(session: Session, results: dict[str, Result]) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def exactly(name: str) -> str:
-    """A benchmark filter for `name` alone."""
-    return "^" + re.sub(r"([][.*+?^$(){}|\\])", r"\\\1", name) + "$"
+def family(name: str) -> str:
+    """The family of a benchmark: the first word of its name, L1 of L1_57/precise/f32."""
+    return re.split(r"[_/]", name)[0]
 
 
 def bench_tasks(session: Session) -> list[Task]:
-    """One task per benchmark."""
+    """One task per family of benchmarks of an executable: a process each would cost more time than most benchmarks."""
 
-    def task(executable: Path, key: dict[str, str], name: str) -> Task:
+    def task(executable: Path, key: dict[str, str], name: str, count: int) -> Task:
         def work() -> Result:
             with tempfile.TemporaryDirectory() as folder:
                 report_file = Path(folder) / "report.json"
                 finished = execute(
                     [
                         executable,
-                        f"--benchmark_filter={exactly(name)}",
+                        f"--benchmark_filter=^{re.escape(name)}[_/]",
                         f"--benchmark_out={report_file}",
                         "--benchmark_out_format=json",
                     ],
                     session.options.bench_timeout,
                 )
                 report = read_json(report_file)
+            rows = report.get("benchmarks", []) if report else []
             problem = ""
             if finished.timed_out:
                 problem = f"timed out after {session.options.bench_timeout:g} s"
-            elif finished.status != 0 or not report or not report.get("benchmarks"):
-                problem = f"ended with status {finished.status} and without a result"
-            elif any(row.get("error_occurred") for row in report["benchmarks"]):
-                problem = str(report["benchmarks"][0].get("error_message"))
+            elif finished.status != 0 or len(rows) != count:
+                problem = f"ended with status {finished.status} and {len(rows)} of {count} results"
+            elif any(row.get("error_occurred") for row in rows):
+                problem = next(str(row.get("error_message")) for row in rows if row.get("error_occurred"))
             if problem:
                 return Result(None, "", problem, finished.tail())
-            row = report["benchmarks"][0]
-            return Result(report, f"{row['real_time']:.4g} {row.get('time_unit', 'ns')}")
+            return Result(report, ", ".join(f"{milliseconds(row):.4g}" for row in rows) + " ms")
 
-        return Task(f"bench/{name}", key, work)
+        return Task(f"bench/{executable.name}/{name}", key, work)
 
     tasks = []
     for executable in session.executables("bench_"):
@@ -524,12 +525,14 @@ def bench_tasks(session: Session) -> list[Task]:
             continue
         listing = execute([executable, "--benchmark_list_tests=true"], 60)
         names = listing.output.split("\n") if listing.status == 0 else []
-        names = [name.strip() for name in names if name.strip()]
-        if not names:
+        families = collections.Counter(family(name.strip()) for name in names if name.strip())
+        if not families:
             session.fail(f"bench/{executable.name}: cannot list benchmarks")
             say(f"  {executable.name}: cannot list benchmarks\n{listing.tail()}")
         key = {"executable": digest(executable)}
-        tasks += [task(executable, key, name) for name in names]
+        if executable.name == "bench_convolutions":
+            key["library"] = digest(session.bin_dir / CONVOLUTIONS)
+        tasks += [task(executable, key, name, count) for name, count in families.items()]
     return tasks
 
 
@@ -555,36 +558,44 @@ def finish_bench(session: Session, results: dict[str, Result]) -> None:
 
 
 def pytorch_tasks(session: Session) -> list[Task]:
-    """One task per problem."""
+    """One task per pipeline and per set of convolutions."""
     options = session.options
-    script = SOURCE_DIR / "bench" / "pytorch_compare.py"
-    dump = session.bin_dir / DUMP_OUTPUTS
-    if not dump.is_file():
-        raise EvidenceError(f"no {dump}; build with benchmarks first")
+    folder = SOURCE_DIR / "bench"
 
-    def task(problem: str) -> Task:
+    def task(name: str, script: str, binary: str, words: Sequence[str]) -> Task:
+        executable = session.bin_dir / binary
+        if not executable.is_file():
+            raise EvidenceError(f"no {executable}; build with benchmarks first")
+
         def work() -> Result:
-            with tempfile.TemporaryDirectory() as folder:
-                report_file = Path(folder) / "row.json"
-                command: list[str | Path] = [sys.executable, script, "--problem", problem, "--dump", dump]
-                command += ["--output", report_file, "--compile-timeout", str(options.compile_timeout)]
-                if options.no_compile:
-                    command.append("--no-compile")
+            with tempfile.TemporaryDirectory() as temporary:
+                report_file = Path(temporary) / "rows.json"
+                command = [sys.executable, folder / script, *words, executable, "--output", report_file]
                 finished = execute(command, options.pytorch_timeout + options.compile_timeout, echo=True)
                 report = read_json(report_file)
             if finished.timed_out:
                 return Result(None, "", "timed out")
             if finished.status != 0 or report is None:
                 return Result(None, "", f"ended with status {finished.status}")
-            row = report["row"]
-            known = [name for name in ("eager", "compile", "expert") if row[f"{name}_ms"] is not None]
-            times = ", ".join(f"{name} {row[f'{name}_ms']:.4g}" for name in known)
-            return Result(report, f"{times} ms; tconv's error {row['max_err']:.3g}, bound {row['err_bound']:.3g}")
+            return Result(report, f"{len(report)} rows")
 
-        key = {"script": digest(script), "executable": digest(dump), "compile": str(not options.no_compile)}
-        return Task(f"pytorch/{problem}", key, work)
+        key = {
+            "script": " ".join(digest(folder / file) for file in ("pytorch_compare.py", script)),
+            "executable": digest(executable),
+            "words": " ".join(words),
+        }
+        return Task(f"pytorch/{name}", key, work)
 
-    return [task(problem) for problem in options.problems.split(",")]
+    tasks = []
+    for name in options.problems.split(","):
+        if name in PYTORCH_CONVOLUTIONS:
+            words = ["--rows", PYTORCH_CONVOLUTIONS[name], "--library"]
+            tasks.append(task(name, "pytorch_convolutions.py", CONVOLUTIONS, words))
+        else:
+            words = ["--problem", name, "--compile-timeout", str(options.compile_timeout)]
+            words += [*(["--no-compile"] if options.no_compile else []), "--dump"]
+            tasks.append(task(name, "pytorch_compare.py", DUMP_OUTPUTS, words))
+    return tasks
 
 
 def find_benchmark(bench: Json, name: str) -> Json:
@@ -609,16 +620,17 @@ def finish_pytorch(session: Session, results: dict[str, Result]) -> None:
         session.withdraw("pytorch.json", "not every problem ran")
         return
     rows = []
-    for result in results.values():
-        row = result.data["row"]
-        measured = find_benchmark(bench, PYTORCH_PROBLEMS[row["problem"]])
-        if measured["bytes"] != result.data["bytes"]:
-            raise EvidenceError(f"bench.json and pytorch_compare.py disagree about the extents of {row['problem']}")
+    for report in (entry for result in results.values() for entry in result.data):
+        row = report["row"]
+        name = f"{row['problem']}/{row['math']}/{row['dtype']}"
+        measured = find_benchmark(bench, name)
+        if measured["bytes"] != report["bytes"]:
+            raise EvidenceError(f"bench.json and PyTorch's script disagree about the extents of {name}")
         row = {**row, "tconv_ms": milliseconds(measured), "manifest": session.manifest}
         if not row["max_err"] <= row["err_bound"]:
-            session.fail(f"pytorch/{row['problem']}: max_err {row['max_err']:.3g} > err_bound {row['err_bound']:.3g}")
+            session.fail(f"pytorch/{name}: max_err {row['max_err']:.3g} > err_bound {row['err_bound']:.3g}")
         say(
-            f"  {row['problem']}: tconv {row['tconv_ms']:.4g} ms, {row['eager_ms'] / row['tconv_ms']:.1f}x eager, "
+            f"  {name}: tconv {row['tconv_ms']:.4g} ms, {row['eager_ms'] / row['tconv_ms']:.1f}x eager, "
             f"{row['expert_ms'] / row['tconv_ms']:.1f}x expert"
         )
         rows.append(row)
@@ -734,10 +746,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--initcheck", action="store_true", help="also run initcheck, over the tests of memcheck")
     add("--racecheck", action="store_true", help="also run racecheck")
     add("--racecheck-filter", default=RACECHECK_TESTS, metavar="PATTERNS", help="its tests (default: %(default)s)")
-    add("--bench-timeout", type=float, default=60, metavar="S", help="seconds per benchmark (default: 60)")
+    add("--bench-timeout", type=float, default=60, metavar="S", help="seconds per family of benchmarks (default: 60)")
     problems = ",".join(PYTORCH_PROBLEMS)
-    add("--problems", default=problems, help="rows of pytorch.json, comma-separated (default: %(default)s)")
-    add("--pytorch-timeout", type=float, default=120, metavar="S", help="seconds per problem (default: 120)")
+    add("--problems", default=problems, help="what pytorch.json has, comma-separated (default: %(default)s)")
+    add("--pytorch-timeout", type=float, default=240, metavar="S", help="seconds per process (default: 240)")
     add("--no-compile", action="store_true", help="leave torch.compile out")
     add("--compile-timeout", type=float, default=75, metavar="S", help="seconds for torch.compile (default: 75)")
     options = parser.parse_args(arguments)

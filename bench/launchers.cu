@@ -32,10 +32,10 @@ void p1(benchmark::State& state, layout input, layout output)
   const auto functors = chain(tconv::bias(b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
   const device_array space(
     static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes<In, Out>(s, functors, opts) / 4));
-  const work counted{multiply_adds(s),
+  const work counted{landing_products(s),
                      static_cast<double>(sizeof(In)) * static_cast<double>(s.input_elements() + s.weight_elements())
                        + static_cast<double>(sizeof(Out)) * static_cast<double>(s.output_elements()),
-                     sizeof(In) == 2 ? half_flops_per_second : fp32_flops_per_second};
+                     products_per_second<In>()};
   measure(state, counted, [&](int i, cudaStream_t stream) {
     return tconv::conv_transpose(x[i], w.data(), y.data(), s, functors, opts, space.as_workspace(), stream);
   });

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// P1, P2 and their pieces.
-///
-/// Timing protocol: inputs rotate over several buffers that together exceed L2, at least 20 calls between two events, the
-/// same calls also captured in one graph; the median of 7 such groups after a warm-up. Reported as manual time per call.
+/// P1, P2 and their pieces. Timing protocol: see common/timer.hpp.
 
 #include "common/problems.hpp"
 #include "common/timer.hpp"
@@ -53,9 +50,9 @@ void conv_transpose_benchmark(benchmark::State& state,
   tensors t(s, s.output_elements());
   const auto functors = make_chain(t);
   device_array space(static_cast<std::int64_t>(tconv::conv_transpose_workspace_bytes(s, functors, opts) / 4));
-  const work w{multiply_adds(s),
+  const work w{landing_products(s),
                4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.output_elements()),
-               opts.math == tconv::math::tf32 ? tf32_flops_per_second : fp32_flops_per_second};
+               products_per_second<float>(opts.math)};
   measure(state, w, [&](int i, cudaStream_t stream) {
     return tconv::conv_transpose(t.x[i], t.w.data(), t.y.data(), s, functors, opts, space.as_workspace(), stream);
   });
@@ -99,7 +96,7 @@ void p2_train(benchmark::State& state, tconv::engine engine)
     static_cast<std::int64_t>(tconv::batch_norm_train_global_mean_workspace_bytes(s, before, opts) / 4));
   const tconv::batch_norm_arguments arguments{t.gamma.data(), t.beta.data(), t.mean.data(), t.var.data()};
   // The products of the convolution, or those of the kernels that work on spectra instead.
-  const double products = engine == tconv::engine::gather ? multiply_adds(s)
+  const double products = engine == tconv::engine::gather ? landing_products(s)
                                                           : tconv::detail::plan_spectral(s, tconv::layout{}).macs;
   const work w{
     products, 4.0 * static_cast<double>(s.input_elements() + s.weight_elements() + s.batch * s.out_channels)};
@@ -143,7 +140,7 @@ void text_detection_head(benchmark::State& state)
     std::max(tconv::conv_transpose_workspace_bytes(first, one), tconv::conv_transpose_workspace_bytes(second, two))
     / 4));
   const work w{
-    multiply_adds(first) + multiply_adds(second),
+    landing_products(first) + landing_products(second),
     4.0 * static_cast<double>(first.input_elements() + 2 * first.output_elements() + second.output_elements())};
   measure(state, w, [&](int i, cudaStream_t stream) {
     if (tconv::status s = tconv::conv_transpose(

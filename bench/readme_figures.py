@@ -16,6 +16,8 @@ import argparse
 import difflib
 import json
 import math
+import re
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,6 +116,37 @@ def make_row(row: Json, pytorch: dict[tuple[str, ...], Json]) -> list[str]:
     ]
 
 
+def convolution(problem: str) -> str:
+    """Plain convolutions are named by shape and layout alone here, L1_57 or up1d_..._ncw, other problems ""."""
+    return re.sub("_(f32|bf16)_", "_", problem) if re.match("L1_|up[123]d_", problem) else ""
+
+
+def make_convolutions(benchmarks: Sequence[Json], pytorch: dict[tuple[str, ...], Json]) -> str:
+    """The table of plain convolutions: a row per shape and layout, a column per precision."""
+    modes = (("precise", "f32"), ("tf32", "f32"), ("half", "bf16"))
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    gains: dict[tuple[str, str], list[float]] = {mode: [] for mode in modes}
+    for row in benchmarks:
+        problem, math_mode, dtype = row["name"].split("/")[:3]
+        time = milliseconds(row)
+        expert = pytorch.get((problem, math_mode, dtype), {}).get("expert_ms")
+        cell = number(time) if expert is None else f"{number(time)} ({number(expert / time, 2)}x)"
+        cells.setdefault(convolution(problem), {})[math_mode, dtype] = cell
+        if expert is not None and problem.startswith("L1_"):
+            gains[math_mode, dtype].append(expert / time)
+    lines = [["convolution", "precise f32 ms", "tf32 f32 ms", "bf16 ms"], ["---", "---:", "---:", "---:"]]
+    lines += [[f"`{name}`", *(by_mode.get(mode, "") for mode in modes)] for name, by_mode in cells.items()]
+    means = [f"{mode[0]} {number(statistics.geometric_mean(ratios))}x" for mode, ratios in gains.items() if ratios]
+    legend = (
+        "Transposed convolutions with nothing behind them: level 1 of KernelBench, and upsampling layers with batch 4 in "
+        "both layouts. In parentheses: the time of PyTorch (*expert*, same precision), in times that of tconv."
+    )
+    if means:
+        legend += f" Geometric means over level 1: {', '.join(means)}."
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{table}\n\n{legend}"
+
+
 def make_figures(results: Path) -> str:
     """What belongs between the markers."""
     bench = read_json(results / "bench.json")
@@ -137,15 +170,16 @@ def make_figures(results: Path) -> str:
         problem, math_mode = str(row["name"]).split("/")[:2]
         return order.get(problem, len(order)), math_mode != "precise"
 
-    lines += [make_row(row, pytorch) for row in sorted(bench["benchmarks"], key=rank)]
+    plain = [row for row in bench["benchmarks"] if convolution(str(row["name"]).split("/")[0])]
+    lines += [make_row(row, pytorch) for row in sorted(bench["benchmarks"], key=rank) if row not in plain]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
     versions = sorted({str(row["torch"]) for row in pytorch_rows})
     beside = f", PyTorch {' and '.join(versions)}" if versions else ""
     where = f"Measured on {manifest['date'][:10]}, {manifest['gpu']}, driver {manifest['driver']}{beside}."
     legend = (
-        "Times of one call: inputs rotate over buffers larger than L2, at least 20 calls between two events, median of 7 "
-        "such groups. *Floor*: the bytes that must be moved at the rate of a large copy, or the multiply-adds that must be "
+        "Times of one call: inputs rotate over buffers larger than L2, between two events as many calls as fill 20 ms, "
+        "median of 7 such groups. *Floor*: the bytes that must be moved at the rate of a large copy, or the multiply-adds that must be "
         "done at the rate of a large fp32 matrix product, whichever takes longer."
     )
     if pytorch_rows:
@@ -153,7 +187,8 @@ def make_figures(results: Path) -> str:
             " *Eager*: PyTorch in the same precision. *Expert*: the least of eager, torch.compile, cudnn.benchmark, "
             "channels-last tensors, and the latter two together, where they ran. In parentheses: times the time of tconv."
         )
-    return f"{where}\n\n{table}\n\n{legend}"
+    parts = [where, table, legend, *([make_convolutions(plain, pytorch)] if plain else [])]
+    return "\n\n".join(parts)
 
 
 def replace_figures(text: str, figures: str, name: str) -> str:

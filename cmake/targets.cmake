@@ -30,6 +30,7 @@ endfunction()
 #
 # What every executable and object library of ours has in common. WGMMA compiles the tensor-core engine in where the
 # architectures have it: a minute of compile time for each chain on fp32 tensors, so only for targets that are about it.
+# Where nobody runs them, TCONV_FAST_COMPILE saves most of that.
 function(tconv_own_target target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "WGMMA" "" "")
   target_link_libraries(${target} PRIVATE tconv::tconv)

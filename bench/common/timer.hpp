@@ -4,6 +4,7 @@
 /// \file
 /// The timing protocol of all benchmarks, device memory for them, and the counters that go with a time.
 
+#include <tconv/detail/work.hpp>
 #include <tconv/options.hpp>
 #include <tconv/shape.hpp>
 #include <tconv/status.hpp>
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,19 +25,26 @@
 namespace tconv_bench
 {
 
-/// Ceilings of one H200 as measured there (PyTorch 2.11, 2026-11-29): a large copy counting reads and writes, and large matrix
-/// products in flops a second; fp32 by three fp16 products on tensor cores. They make the floor that of_floor refers to.
-inline constexpr double copy_bytes_per_second = 4.238e12;
-inline constexpr double fp32_flops_per_second = 748.5e12 / 3;
-inline constexpr double tf32_flops_per_second = 404.0e12;
-inline constexpr double half_flops_per_second = 748.5e12;
-
 inline void must(cudaError_t error, const char* what)
 {
   if (error != cudaSuccess)
   {
     std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
     std::exit(1);
+  }
+}
+
+/// Fills data[0, count) with numbers in [low, high): the leading bits of a mixed counter, random enough to keep zeros and
+/// repetitions out of the timed data.
+template <class T>
+__global__ void fill_random(T* data, std::int64_t count, float low, float high, std::uint32_t seed)
+{
+  const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += threads)
+  {
+    std::uint64_t bits = (static_cast<std::uint64_t>(i) << 32 | seed) * 0x9e3779b97f4a7c15ULL;
+    bits               = (bits ^ (bits >> 32)) * 0xbf58476d1ce4e5b9ULL;
+    data[i]            = tconv::from_float<T>(low + (high - low) * (static_cast<float>(bits >> 40) * 0x1p-24f));
   }
 }
 
@@ -53,15 +62,8 @@ public:
       must(cudaMemset(data_, 0, static_cast<std::size_t>(count_) * sizeof(T)), "cudaMemset");
       return;
     }
-    // A linear congruential stream is random enough to keep zeros and repetitions out of the timed data.
-    std::vector<T> values(static_cast<std::size_t>(count_));
-    std::uint64_t bits = 0x9e3779b97f4a7c15ULL * seed;
-    for (T& v : values)
-    {
-      bits = bits * 6364136223846793005ULL + 1442695040888963407ULL;
-      v    = tconv::from_float<T>(low + (high - low) * (static_cast<float>(bits >> 40) * 0x1p-24f));
-    }
-    must(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    fill_random<<<1024, 256>>>(data_, count_, low, high, seed);
+    must(cudaGetLastError(), "fill_random");
   }
   ~typed_array() { (void) cudaFree(data_); }
   typed_array(typed_array&& other) noexcept : count_(other.count_), data_(std::exchange(other.data_, nullptr)) {}
@@ -107,50 +109,27 @@ private:
   std::vector<typed_array<T>> buffers_;
 };
 
-/// What a call must do at least: multiply-adds that land, and bytes of inputs, weights and outputs once each.
-struct work
-{
-  double multiply_adds;
-  double bytes;
-  double flops_per_second = fp32_flops_per_second;
-
-  double floor_seconds() const
-  {
-    return std::max(bytes / copy_bytes_per_second, 2.0 * multiply_adds / flops_per_second);
-  }
-};
-
-/// Multiply-adds whose tap lands inside the output.
-template <int Rank>
-double multiply_adds(const tconv::conv_transpose_shape<Rank>& s)
-{
-  double product = static_cast<double>(s.batch * s.in_channels) * static_cast<double>(s.out_channels / s.groups);
-  for (int a = 0; a < Rank; ++a)
-  {
-    double pairs    = 0;
-    const auto axis = s.axis(a);
-    for (std::int64_t t = 0; t < axis.kernel; ++t)
-    {
-      pairs += static_cast<double>(axis.landing_inputs(t).size());
-    }
-    product *= pairs;
-  }
-  return product;
-}
+using tconv::detail::landing_products;
+using tconv::detail::products_per_second;
+using tconv::detail::work;
 
 /// Milliseconds per call.
 struct times
 {
-  double stream; ///< on a stream, one call behind the other
-  double graph;  ///< the same calls in a graph
-  double cold;   ///< single calls, each after L2 has been overwritten
+  double stream;               ///< on a stream, one call behind the other
+  std::optional<double> graph; ///< the same calls in a graph
+  std::optional<double> cold;  ///< single calls, each after L2 has been overwritten
 };
 
-/// The median of \p groups groups, each of as many calls as fill 20 ms, 20 at least; cold calls one by one.
+/// The median of 7 groups, 3 where a call takes more than 50 ms, each of as many calls as fill 20 ms, 2 at least. Calls of
+/// up to 1 ms are also timed in a graph and, one by one, behind a cold L2: in longer ones neither launches nor L2 matter.
+/// pytorch_compare.py has the same rules.
 class group_timer
 {
 public:
-  static constexpr int groups = 7;
+  static constexpr double group_ms          = 20;
+  static constexpr double longest_in_7_ms   = 50;
+  static constexpr double longest_closer_ms = 1;
 
   /// \p call(i, stream) queues call number i.
   template <class Call>
@@ -177,44 +156,55 @@ public:
         call(i, stream);
       }
     };
-    calls(3);
-    const double once = elapsed([&] { calls(5); }) / 5;
-    const int count   = std::clamp(static_cast<int>(20.0 / std::max(once, 1e-4)), 20, 400);
+    must(cudaDeviceSynchronize(), "inputs"); // they are there before this stream reads them
+    calls(2);
+    double once = elapsed([&] { calls(1); });
+    if (once < group_ms)
+    {
+      once = elapsed([&] { calls(5); }) / 5;
+    }
+    const int count  = std::clamp(static_cast<int>(group_ms / std::max(once, 1e-4)), 2, 400);
+    const int groups = once > longest_in_7_ms ? 3 : 7;
 
-    std::vector<double> stream_times;
-    std::vector<double> graph_times;
-    for (int g = 0; g < groups; ++g)
+    const auto median_of_groups = [&](auto&& body) {
+      std::vector<double> values;
+      for (int g = 0; g < groups; ++g)
+      {
+        values.push_back(elapsed(body) / count);
+      }
+      return median(values);
+    };
+    times result{median_of_groups([&] { calls(count); }), {}, {}};
+    if (once <= longest_closer_ms)
     {
-      stream_times.push_back(elapsed([&] { calls(count); }) / count);
+      cudaGraph_t graph         = nullptr;
+      cudaGraphExec_t execution = nullptr;
+      must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+      calls(count);
+      must(cudaStreamEndCapture(stream, &graph), "end capture");
+      must(cudaGraphInstantiate(&execution, graph, 0), "instantiate");
+      must(cudaGraphLaunch(execution, stream), "graph warm-up");
+      result.graph = median_of_groups([&] { must(cudaGraphLaunch(execution, stream), "graph"); });
+      must(cudaGraphExecDestroy(execution), "destroy");
+      must(cudaGraphDestroy(graph), "destroy");
+
+      int device = 0;
+      int l2     = 0;
+      must(cudaGetDevice(&device), "cudaGetDevice");
+      must(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size");
+      const device_array other(l2 / 2); // twice the bytes of L2
+      std::vector<double> cold_times;
+      for (int i = 0; i < 3 * groups; ++i)
+      {
+        must(cudaMemsetAsync(other.data(), i, static_cast<std::size_t>(l2) * 2, stream), "flush");
+        cold_times.push_back(elapsed([&] { call(i, stream); }));
+      }
+      result.cold = median(cold_times);
     }
-    cudaGraph_t graph         = nullptr;
-    cudaGraphExec_t execution = nullptr;
-    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-    calls(count);
-    must(cudaStreamEndCapture(stream, &graph), "end capture");
-    must(cudaGraphInstantiate(&execution, graph, 0), "instantiate");
-    must(cudaGraphLaunch(execution, stream), "graph warm-up");
-    for (int g = 0; g < groups; ++g)
-    {
-      graph_times.push_back(elapsed([&] { must(cudaGraphLaunch(execution, stream), "graph"); }) / count);
-    }
-    int device = 0;
-    int l2     = 0;
-    must(cudaGetDevice(&device), "cudaGetDevice");
-    must(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size");
-    const device_array other(l2 / 2); // twice the bytes of L2
-    std::vector<double> cold_times;
-    for (int i = 0; i < 3 * groups; ++i)
-    {
-      must(cudaMemsetAsync(other.data(), i, static_cast<std::size_t>(l2) * 2, stream), "flush");
-      cold_times.push_back(elapsed([&] { call(i, stream); }));
-    }
-    must(cudaGraphExecDestroy(execution), "destroy");
-    must(cudaGraphDestroy(graph), "destroy");
     must(cudaEventDestroy(begin), "destroy");
     must(cudaEventDestroy(end), "destroy");
     must(cudaStreamDestroy(stream), "destroy");
-    return {median(stream_times), median(graph_times), median(cold_times)};
+    return result;
   }
 
 private:
@@ -240,8 +230,11 @@ void measure(benchmark::State& state, const work& w, Call call)
   {
     const times t = group_timer::measure(checked);
     state.SetIterationTime(t.stream * 1e-3);
-    state.counters["graph_ms"] = t.graph;
-    state.counters["cold_ms"]  = t.cold;
+    if (t.graph && t.cold)
+    {
+      state.counters["graph_ms"] = *t.graph;
+      state.counters["cold_ms"]  = *t.cold;
+    }
     state.counters["gmac"]     = w.multiply_adds * 1e-9;
     state.counters["bytes"]    = w.bytes;
     state.counters["floor_ms"] = w.floor_seconds() * 1e3;
@@ -249,10 +242,11 @@ void measure(benchmark::State& state, const work& w, Call call)
   }
 }
 
-/// Registers \p body under \p name: one iteration, which holds all the repetitions of the protocol.
-inline void add(const char* name, void (*body)(benchmark::State&))
+/// Registers \p body(state) under \p name: one iteration, which holds all the repetitions of the protocol.
+template <class Body>
+void add(const std::string& name, Body body)
 {
-  benchmark::RegisterBenchmark(name, body)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
+  benchmark::RegisterBenchmark(name.c_str(), body)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
 }
 
 /// Runs what has been added; returns what main() does.

@@ -103,6 +103,41 @@ TEST_F(engines_gpu, channel_functors)
   }
 }
 
+// The engines round differently, so that equal bits tell which one ran.
+TEST_F(engines_gpu, describe_names_the_engine_that_runs)
+{
+  const shape3 shapes[] = {
+    make_shape<3>({2, 32, 64, 1}, {8, 16, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}),
+    make_shape<3>({1, 64, 128, 1}, {1, 32, 64}, {1, 3, 3}),
+    make_shape<3>({2, 16, 4, 1}, {1, 16, 32}, {1, 3, 3}),
+    make_shape<3>({1, 6, 32, 2}, {2, 9, 16}, {3, 3, 3}),
+  };
+  int on_tensor_cores = 0;
+  for (const shape3& s : shapes)
+  {
+    const auto told = tconv::describe(s, chain(tconv::bias(nullptr)));
+    ASSERT_TRUE(told.outcome.ok()) << told.text;
+    SCOPED_TRACE(told.text);
+    on_tensor_cores += told.engine == engine::implicit_gemm;
+    EXPECT_EQ(
+      told.engine == engine::implicit_gemm, told.implicit_gemm_ms > 0 && told.implicit_gemm_ms < told.gather_ms);
+    const auto& inputs = convolution_inputs<float>::of(s, 9);
+    const auto outputs = [&](engine e) {
+      arrangement how;
+      how.engine = e;
+      return run_convolution<float, float>(
+        s, inputs.x, inputs.w, inputs.b, how, s.out_channels, [](const float* b) { return chain(tconv::bias(b)); });
+    };
+    const auto chosen = outputs(engine::automatic);
+    EXPECT_EQ(chosen, outputs(told.engine));
+    if (told.implicit_gemm_ms > 0)
+    {
+      EXPECT_NE(chosen, outputs(told.engine == engine::gather ? engine::implicit_gemm : engine::gather));
+    }
+  }
+  EXPECT_TRUE(on_tensor_cores > 0 && on_tensor_cores < 4) << on_tensor_cores;
+}
+
 TEST_F(engines_gpu, what_an_engine_does_not_have_is_refused)
 {
   const auto code = [](const shape3& s, engine e) {

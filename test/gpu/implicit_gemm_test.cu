@@ -78,7 +78,10 @@ struct engine_call
   bool run(const Chain& functors, launch_mode mode = launch_mode::direct)
   {
     const auto strides = tconv::tensor_strides::of(order, shape.out_channels, shape.output_positions());
-    const bool vector  = !strides.channels_last() && shape.output(2) % 4 == 0 && misalignment % 4 == 0;
+    const bool vector  = strides.channels_last()
+                         ? shape.out_channels % tconv::block::fragment_channel_vector<Out> == 0 && misalignment % 8 == 0
+                         : shape.stride[2] == plan.problem.sets && shape.output(2) % (2 * plan.problem.sets) == 0
+                            && misalignment % 4 == 0;
     return tconv_test::run(mode, [&](cudaStream_t stream) {
       return tconv::runtime::launch_implicit_gemm<Form>(
         plan,
@@ -234,6 +237,38 @@ TEST_F(implicit_gemm_gpu, unaligned_and_channels_last)
         shape, seed, seed % 2, tconv::layout::channels_last);
     });
   }
+}
+
+// Rows that end within a vector and begin on any multiple of an element, both layouts, one and two phases of a thread, all widths of
+// tiles, with channels that fill them and channels that do not.
+TEST_F(implicit_gemm_gpu, stores_and_loads_of_any_alignment)
+{
+  int supported      = 0;
+  std::uint32_t seed = 500;
+  for (const std::int64_t channels : {16, 20, 40, 64, 127})
+  {
+    for (const std::int64_t stride : {1, 2, 3})
+    {
+      for (const std::int64_t width : {33, 36})
+      {
+        const shape3 shape = make_shape<3>(
+          {2, (channels + width) % 2 == 0 ? 18 : 20, channels, 1}, {1, 5, width}, {1, 3, 3}, {1, 1, stride}, {0, 1, 1});
+        ++seed;
+        for_each_form([&](auto form, auto in, auto out) {
+          for (const auto order : {tconv::layout::channels_first, tconv::layout::channels_last})
+          {
+            for (const std::int64_t misalignment : {0, 1, 2})
+            {
+              supported +=
+                check_random<decltype(form)::value, decltype(in), decltype(out)>(shape, seed, misalignment, order) ? 1
+                                                                                                                   : 0;
+            }
+          }
+        });
+      }
+    }
+  }
+  EXPECT_EQ(supported, 5 * 3 * 2 * 4 * 2 * 3);
 }
 
 TEST_F(implicit_gemm_gpu, random_shapes)

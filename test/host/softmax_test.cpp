@@ -10,6 +10,7 @@
 #include <tconv/reference/softmax.hpp>
 #include <tconv/thread/row.hpp>
 #include <tconv/thread/softmax.hpp>
+#include <tconv/thread/specialise.hpp>
 
 #include <gtest/gtest.h>
 
@@ -272,6 +273,36 @@ TEST(softmax, one_channel_is_one)
 }
 
 // The row and its reductions.
+
+// What launchers apply in place of softmax and sigmoid: the softmax's bound through the sigmoid's slope of at most 1/4, the polynomial's
+// error, and the rounding of the result.
+TEST(softmax, with_sigmoid_in_one_functor)
+{
+  tconv_test::random_stream random(90210);
+  for (int i = 0; i < 400; ++i)
+  {
+    const auto channels = static_cast<std::size_t>(random.integer(1, 130));
+    const float spread  = i % 4 == 0 ? 0.1f : (i % 4 == 1 ? 3.0f : 40.0f);
+    floats row(channels);
+    for (float& v : row)
+    {
+      v = random.real(-spread, spread);
+    }
+    const doubles softmax = by_reference(row);
+    const double peak     = static_cast<double>(*std::max_element(row.begin(), row.end()));
+    const floats result   = shared_row(row).run(tconv::detail::channel_softmax_sigmoid{});
+    for (std::size_t c = 0; c < channels; ++c)
+    {
+      const double expected = 1 / (1 + std::exp(-softmax[c]));
+      const double limit    = bound(channels, peak - static_cast<double>(row[c]), softmax[c]) / 4 + 1.1e-7 + 0x1p-25;
+      ASSERT_NEAR(static_cast<double>(result[c]), expected, limit) << "channel " << c << " of " << channels;
+    }
+  }
+  const floats lost = shared_row(floats{1.0f, nan, 2.0f}).run(tconv::detail::channel_softmax_sigmoid{});
+  EXPECT_TRUE(std::isnan(lost[0]) && std::isnan(lost[1]) && std::isnan(lost[2]));
+  const floats masked = shared_row(floats{1.0f, -infinity, 1.0f}).run(tconv::detail::channel_softmax_sigmoid{});
+  EXPECT_EQ(masked[1], 0.5f);
+}
 
 TEST(row, thread_row_holds_every_channel)
 {

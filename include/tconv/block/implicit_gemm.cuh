@@ -5,13 +5,10 @@
 /// The main loop of the Hopper tensor-core engine: matrix products whose left operand is gathered from a staged input tile.
 ///
 /// A block is persistent. One warp streams packed weights through a ring of stages, three warps stage the input of the next tile,
-/// and consumer warpgroups multiply: the left operand comes from registers (any input layout, any shift, no transpose), the
-/// weights from shared memory. The sum over input channels and taps may run in any order, so a lane takes four neighbouring channels
-/// and the packed weights follow.
+/// and consumer warpgroups multiply, both operands in shared memory. The sum over input channels and taps may run in any order.
 ///
-/// Staged input: [plane of a ring][block of 16 channels][row][even positions, then odd ones][4 lanes][lane_bytes]. Neighbouring
-/// rows of a fragment are then neighbours in memory whatever the shift: two cells that follow each other along w belong to the two
-/// rows of a thread.
+/// Staged input: [plane of a ring][block of 16 channels][slab][row][position][16 bytes], see gemm_form_traits. A run of 8 neighbouring
+/// cells along w is a core matrix of the left operand, whatever the shift: a tap moves the address of the operand, nothing else.
 
 #include "../thread/element.cuh"
 #include "../tuning/implicit_gemm.hpp"
@@ -60,7 +57,6 @@ struct gemm_control
   uint64_t used[2];                                 ///< nobody reads the segment any more
   gemm_segment segment[2];
   int one_by_one; ///< a weight does not fit the split form: no tile does
-  int pair[128];  ///< cells of each pair of rows, see gemm_cells
   float plane_peak[most_planes * warps];
   int lost_count[most_planes][warps];
   alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
@@ -98,6 +94,13 @@ TCONV_DEVICE int opaque(int v)
 }
 
 #if TCONV_DETAIL_HAS_WGMMA
+
+/// Makes what this thread has written to shared memory visible to matrix instructions and bulk copies that other threads start behind a
+/// barrier.
+TCONV_DEVICE void publish()
+{
+  cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
+}
 
 /// Waits for phase \p parity of a barrier. Called by any thread.
 TCONV_DEVICE void wait_barrier(uint64_t* barrier, unsigned parity)
@@ -246,18 +249,24 @@ TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists
   }
 }
 
+/// How x is read: what one load brings.
+enum class input_vector
+{
+  none,      ///< an element
+  positions, ///< 4 neighbours along w of one channel
+  channels   ///< 4 channels of one position (channels last)
+};
+
 /// Stages planes of a tile: items of 4 channels x 4 positions along w. Called by the staging warps together.
 template <gemm_form Form, int Warps, class In>
 struct plane_stager
 {
-  static constexpr int lane_bytes     = gemm_form_traits::of(Form).lane_bytes;
-  static constexpr int position_bytes = 4 * lane_bytes;
+  static constexpr int slabs = gemm_form_traits::of(Form).slabs;
 
-  /// What one thread loads at once: words[c] holds 4 neighbouring elements of channel c.
+  /// What one thread loads at once: words[c] holds 4 neighbouring elements of channel c (of 16 bits: two words of neighbours).
   struct item
   {
-    static constexpr int words_per_channel = static_cast<int>(sizeof(In));
-    unsigned words[4][words_per_channel];
+    unsigned words[4][sizeof(In)];
 
     /// fp32 tensors.
     TCONV_DEVICE float value(int c, int p) const { return __uint_as_float(words[c][p]); }
@@ -274,8 +283,8 @@ struct plane_stager
 
   const gemm_problem& problem;
   const In* x;
-  bool quads; ///< 4 neighbours along w can be loaded at once
-  int warp;   ///< of the staging warps
+  input_vector vector;
+  int warp; ///< of the staging warps
   int lane;
 
   // Of the plane at hand.
@@ -295,62 +304,78 @@ struct plane_stager
     return {above - block * problem.rows, (number >> 2) - above * columns, block, number & 3};
   }
 
-  /// Bytes from a plane to where the first position of an item is staged; the others follow as unit() says.
+  /// Bytes from a plane to position 0 of an item in slab \p slab of its block; the others follow.
+  TCONV_DEVICE int place(const location& at, int slab) const
+  {
+    return (at.block * slabs + slab) * problem.slab_bytes()
+         + (at.row * problem.width + 4 * at.column) * gemm_position_bytes;
+  }
+  /// Where the 4 channels of an item are staged, in the first of their slabs.
   TCONV_DEVICE int target_of(const location& at) const
   {
-    return (at.block * problem.rows + at.row) * problem.row_bytes() + 2 * at.column * position_bytes
-         + at.quarter * lane_bytes;
+    return Form == gemm_form::tf32 ? place(at, at.quarter) : place(at, at.quarter >> 1) + (at.quarter & 1) * 8;
   }
-  /// Bytes from the first position of an item to position \p p.
-  TCONV_DEVICE int unit(int p) const
+  /// Where the 4 channels of an item wait until they are converted, a position's room for each channel. Two items share the slabs
+  /// of the split form: one waits in the first slab, the other in the second.
+  TCONV_DEVICE int waiting_place(const location& at) const
   {
-    return (p & 1) * (problem.width >> 1) * position_bytes + (p >> 1) * position_bytes;
+    return Form == gemm_form::split ? place(at, (at.quarter >> 1) + 2 * (at.quarter & 1)) : target_of(at);
   }
 
-  /// Starts to copy item \p number, 4 neighbours at once, to where it will be staged: channel c to the place of position c. This
-  /// thread alone reads it there, and replaces it.
+  /// Starts to copy item \p number, 4 elements at once, to its waiting place: vector i to the place of position i. (4 channels of 16
+  /// bits are staged then: their waiting place is where they belong.)
+  template <input_vector Vector>
   TCONV_DEVICE void copy(int number, unsigned char* plane) const
   {
+    constexpr bool along_w  = Vector == input_vector::positions;
     const auto in_h         = static_cast<int>(problem.axis[1].in);
     const auto in_w         = static_cast<int>(problem.axis[2].in);
     const auto channel_step = static_cast<unsigned>(problem.x.channel);
+    const auto step         = static_cast<unsigned>(along_w ? 1 : problem.x.position);
     const location at       = locate(number);
     const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
     const int h             = first_h + at.row;
     const int w             = first_w + 4 * at.column;
-    const bool inside       = plane_inside && h >= 0 && h < in_h && w >= 0 && w < in_w;
+    const bool inside       = plane_inside && h >= 0 && h < in_h;
     // Offsets within a sample fit 32 bits.
-    unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column)
+    unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
                     + static_cast<unsigned>(channel) * channel_step;
-    unsigned char* to = plane + target_of(at);
+    unsigned char* to = plane + waiting_place(at);
     TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < 4; ++c)
+    for (int i = 0; i < 4; ++i)
     {
-      const bool exists = inside && channel + c < static_cast<int>(problem.in_channels);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(c), exists ? sample + source : x, exists);
-      source += channel_step;
+      const int w_of       = along_w ? w : w + i;
+      const int channel_of = along_w ? channel + i : channel;
+      const bool exists    = inside && w_of >= 0 && w_of < in_w && channel_of < static_cast<int>(problem.in_channels);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(
+        to + i * gemm_position_bytes, exists ? sample + source : x, exists);
+      source += along_w ? channel_step : step;
     }
   }
-  /// Takes an item that has been copied.
+  /// Takes an item that has been copied and is to be converted.
+  template <input_vector Vector>
   TCONV_DEVICE void take(item& of, int number, const unsigned char* plane) const
   {
-    const unsigned char* from = plane + target_of(locate(number));
+    const unsigned char* from = plane + waiting_place(locate(number));
     TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < 4; ++c)
+    for (int i = 0; i < 4; ++i)
     {
       if constexpr (sizeof(In) == 4)
       {
-        const uint4 v  = *reinterpret_cast<const uint4*>(from + unit(c));
-        of.words[c][0] = v.x;
-        of.words[c][1] = v.y;
-        of.words[c][2] = v.z;
-        of.words[c][3] = v.w;
+        const uint4 v           = *reinterpret_cast<const uint4*>(from + i * gemm_position_bytes);
+        const unsigned parts[4] = {v.x, v.y, v.z, v.w};
+        TCONV_PRAGMA_UNROLL
+        for (int k = 0; k < 4; ++k)
+        {
+          (Vector == input_vector::channels ? of.words[k][i] : of.words[i][k]) = parts[k];
+        }
       }
       else
       {
-        const uint2 v  = *reinterpret_cast<const uint2*>(from + unit(c));
-        of.words[c][0] = v.x;
-        of.words[c][1] = v.y;
+        static_assert(Vector == input_vector::positions, "tconv: 4 channels of 16 bits are staged as they are");
+        const uint2 v  = *reinterpret_cast<const uint2*>(from + i * gemm_position_bytes);
+        of.words[i][0] = v.x;
+        of.words[i][1] = v.y;
       }
     }
   }
@@ -410,22 +435,27 @@ struct plane_stager
     TCONV_PRAGMA_UNROLL
     for (int p = 0; p < 4; ++p)
     {
-      unsigned char* to = at + unit(p);
+      unsigned char* to = at + p * gemm_position_bytes;
       if constexpr (Form == gemm_form::split)
       {
         const float t[4] = {
           of.value(0, p) * scale, of.value(1, p) * scale, of.value(2, p) * scale, of.value(3, p) * scale};
         unsigned hi[2];
         unsigned lo[2];
+        unsigned reduced[2];
         TCONV_PRAGMA_UNROLL
         for (int i = 0; i < 2; ++i)
         {
           const __half2 high = __floats2half2_rn(t[2 * i], t[2 * i + 1]);
+          const __half2 low  = __hmul2(high, __float2half2_rn(power_of_two(-low_exponent)));
           const float2 back  = __half22float2(high);
           hi[i]              = *reinterpret_cast<const unsigned*>(&high);
           lo[i]              = pack_pair<__half>(t[2 * i] - back.x, t[2 * i + 1] - back.y);
+          reduced[i]         = *reinterpret_cast<const unsigned*>(&low);
         }
-        *reinterpret_cast<uint4*>(to) = make_uint4(hi[0], hi[1], lo[0], lo[1]);
+        *reinterpret_cast<uint2*>(to)                            = make_uint2(hi[0], hi[1]);
+        *reinterpret_cast<uint2*>(to + 2 * problem.slab_bytes()) = make_uint2(lo[0], lo[1]);
+        *reinterpret_cast<uint2*>(to + 4 * problem.slab_bytes()) = make_uint2(reduced[0], reduced[1]);
       }
       else if constexpr (Form == gemm_form::tf32)
       {
@@ -520,12 +550,12 @@ struct plane_stager
           {
             lost[place] = {at.row, position, channel, v};
           }
-          const int slot      = (position & 1) * (problem.width >> 1) + (position >> 1);
-          auto* halves        = reinterpret_cast<unsigned short*>(plane
-                                                           + (at.block * problem.rows + at.row) * problem.row_bytes()
-                                                           + slot * position_bytes + at.quarter * lane_bytes);
-          halves[i & 3]       = 0;
-          halves[4 + (i & 3)] = 0;
+          auto* halves = reinterpret_cast<unsigned short*>(plane + target_of(at) + (i >> 2) * gemm_position_bytes);
+          TCONV_PRAGMA_UNROLL
+          for (int slab = 0; slab < slabs; slab += 2)
+          {
+            halves[slab * problem.slab_bytes() / 2 + (i & 3)] = 0;
+          }
         }
         lost_count += __popc(whose);
       }
@@ -534,20 +564,34 @@ struct plane_stager
   }
 
   /// Loads, inspects and stores the items of this warp; bit i of the result is set where an input of turn i may be lost.
-  template <bool Quads>
+  template <input_vector Vector>
   TCONV_DEVICE unsigned stage_items(unsigned char* plane, float threshold, float scale, float& peak) const
   {
-    if constexpr (Quads)
+    if constexpr (Vector != input_vector::none)
     {
       // All are under way at once.
 #pragma unroll 1
       for (int number = warp * 32 + lane; number < items; number += Warps * 32)
       {
-        copy(number, plane);
+        copy<Vector>(number, plane);
       }
       copy_async_commit();
       copy_async_wait<0>();
     }
+    if constexpr (Vector == input_vector::channels && sizeof(In) == 2)
+    {
+      return 0; // staged already
+    }
+    else
+    {
+      return convert_items<Vector>(plane, threshold, scale, peak);
+    }
+  }
+
+  /// Inspects and stores the items of this warp, loaded before unless Vector is none; result as of stage_items().
+  template <input_vector Vector>
+  TCONV_DEVICE unsigned convert_items(unsigned char* plane, float threshold, float scale, float& peak) const
+  {
     unsigned suspicious = 0;
     unsigned turn       = 1;
 #pragma unroll 1
@@ -555,14 +599,15 @@ struct plane_stager
     {
       const int number = base + lane;
       item now{};
-      if constexpr (!Quads)
+      if constexpr (Vector == input_vector::none)
       {
         load(now, number);
       }
       else if (number < items)
       {
-        take(now, number, plane);
+        take<Vector>(now, number, plane);
       }
+      __syncwarp(); // two lanes share the places that are written from here on
       if constexpr (Form == gemm_form::split)
       {
         suspicious |= inspect(now, threshold, peak) ? turn : 0;
@@ -595,8 +640,17 @@ struct plane_stager
     const float threshold = power_of_two(-2 - exponent);
     int lost_count        = 0;
 
-    const unsigned suspicious = quads ? stage_items<true>(plane, threshold, scale, peak)
-                                      : stage_items<false>(plane, threshold, scale, peak);
+    unsigned suspicious = 0;
+    switch (vector)
+    {
+      case input_vector::positions:
+        suspicious = stage_items<input_vector::positions>(plane, threshold, scale, peak);
+        break;
+      case input_vector::channels:
+        suspicious = stage_items<input_vector::channels>(plane, threshold, scale, peak);
+        break;
+      default: suspicious = stage_items<input_vector::none>(plane, threshold, scale, peak);
+    }
     if constexpr (Form == gemm_form::split)
     {
       const unsigned turns = __reduce_or_sync(0xffffffffu, suspicious);
@@ -613,125 +667,39 @@ struct plane_stager
 
 // --------------------------------------------------------------------------------------------------------------- consumers
 
-/// The cells of a thread: two neighbours along w, in the rows lane / 4 and lane / 4 + 8 of its warp's fragments. Kept as one
-/// number: registers are for accumulators, and what spills to local memory comes back from L2.
-struct gemm_cells
+/// The first cell of a warpgroup, relative to the tile. Uniform.
+struct gemm_origin
 {
-  int cell[3]; ///< first cell, relative to the tile
-  bool active; ///< false for threads without cells; they repeat cell 0
+  int cell[3];
 
-  TCONV_DEVICE static int pack(const gemm_problem& problem, int pair)
+  TCONV_DEVICE gemm_origin(const gemm_problem& problem, int group)
   {
-    const int wide    = problem.box[2] / 2;
-    const bool active = pair < wide * problem.box[1] * problem.box[0];
-    pair              = active ? pair : 0;
-    const int j       = pair % wide;
-    pair /= wide;
-    return (active ? 1 : 0) << 30 | pair / problem.box[1] << 20 | pair % problem.box[1] << 10 | 2 * j;
+    const int wide = problem.groups[2];
+    const int high = problem.groups[1];
+    const int row  = group / wide;
+    cell[2]        = (group - row * wide) * (problem.down ? gemm_run : gemm_group_run);
+    cell[0]        = row / high;
+    cell[1]        = (row - cell[0] * high) * (problem.down ? gemm_run : 1);
   }
-  TCONV_DEVICE explicit gemm_cells(int packed)
-      : cell{packed >> 20 & 1023, packed >> 10 & 1023, packed & 1023}
-      , active(packed >> 30 != 0)
-  {}
 };
 
-/// The calling thread's number, asked for anew: cheaper than what is derived from it and then spilled.
-TCONV_DEVICE int own_thread()
+/// The two cells of a thread, rows lane / 4 and lane / 4 + 8 of its warp's 16, relative to the tile: the same place in two runs.
+struct gemm_cells
 {
-  return opaque(static_cast<int>(threadIdx.x));
-}
+  int first[3];
+  int step[3]; ///< from the first to the second
 
-/// The number of the calling thread's pair of cells.
-TCONV_DEVICE int own_pair()
-{
-  const int thread = own_thread();
-  return thread / 32 * 8 + thread % 32 / 4;
-}
-
-/// The left operand of one step in registers: two instructions' worth for tf32, the parts for split.
-template <gemm_form Form>
-struct gemm_fragment
-{
-  static constexpr int count = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
-  unsigned a[count][4];
-
-  /// \p first, \p second: staged input of the thread's cells at the step's shift.
-  TCONV_DEVICE void load(const unsigned char* first, const unsigned char* second)
+  TCONV_DEVICE gemm_cells(const gemm_problem& problem, const gemm_origin& origin)
   {
-    if constexpr (gemm_form_traits::of(Form).lane_bytes == 8)
-    {
-      const uint2 u = *reinterpret_cast<const uint2*>(first);
-      const uint2 v = *reinterpret_cast<const uint2*>(second);
-      set(0, u.x, v.x, u.y, v.y);
-    }
-    else
-    {
-      const uint4 u = *reinterpret_cast<const uint4*>(first);
-      const uint4 v = *reinterpret_cast<const uint4*>(second);
-      set(0, u.x, v.x, u.y, v.y);
-      set(1, u.z, v.z, u.w, v.w);
-    }
-  }
-
-  /// Completes a loaded operand.
-  TCONV_DEVICE void complete()
-  {
-    if constexpr (Form == gemm_form::split)
-    {
-      set(2, reduced(a[0][0]), reduced(a[0][1]), reduced(a[0][2]), reduced(a[0][3]));
-    }
-  }
-
-  /// Everything is in registers from here on.
-  TCONV_DEVICE void pin()
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < count; ++i)
-    {
-      asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
-    }
-  }
-
-  /// sums += this * piece, with the packed weights at \p b.
-  template <int Columns>
-  TCONV_DEVICE void multiply(float (&sums)[Columns / 2], uint64_t b) const
-  {
-    constexpr uint64_t term = Columns * 32 / 16;
-    if constexpr (Form == gemm_form::split)
-    {
-      wgmma::multiply_fp16<Columns>(sums, a[1], b);
-      wgmma::multiply_fp16<Columns>(sums, a[2], b + term);
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
-    }
-    else if constexpr (Form == gemm_form::tf32)
-    {
-      wgmma::multiply_tf32<Columns>(sums, a[0], b);
-      wgmma::multiply_tf32<Columns>(sums, a[1], b + term);
-    }
-    else if constexpr (Form == gemm_form::bf16)
-    {
-      wgmma::multiply_bf16<Columns>(sums, a[0], b);
-    }
-    else
-    {
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
-    }
-  }
-
-private:
-  TCONV_DEVICE void set(int i, unsigned a0, unsigned a1, unsigned a2, unsigned a3)
-  {
-    a[i][0] = a0;
-    a[i][1] = a1;
-    a[i][2] = a2;
-    a[i][3] = a3;
-  }
-  /// Two fp16 numbers times 2^-low_exponent.
-  TCONV_DEVICE static unsigned reduced(unsigned pair)
-  {
-    const __half2 product = __hmul2(
-      *reinterpret_cast<const __half2*>(&pair), __float2half2_rn(power_of_two(-low_exponent)));
-    return *reinterpret_cast<const unsigned*>(&product);
+    const auto thread = opaque(static_cast<int>(threadIdx.x)); // cheaper than what is derived from it and then spilled
+    const int run     = thread / 32 % 4 * 2;
+    const int place   = thread % 32 / 4;
+    first[0]          = origin.cell[0];
+    first[1]          = origin.cell[1] + (problem.down ? run : 0);
+    first[2]          = origin.cell[2] + (problem.down ? place : run * gemm_run + place);
+    step[0]           = 0;
+    step[1]           = problem.down ? 1 : 0;
+    step[2]           = problem.down ? 0 : gemm_run;
   }
 };
 
@@ -755,101 +723,99 @@ struct ring_place
   }
 };
 
-/// Multiplies one step for the sets in Mask, whose weights begin at \p b. On return the products are complete.
-template <class Policy, gemm_form Form, int Mask>
-TCONV_DEVICE void multiply_step(gemm_accumulators<Policy>& sums, gemm_fragment<Form>& fragment, uint64_t b)
+/// Multiplies by one piece of weights. Operands are addresses in units of 16 bytes, the upper halves of their descriptors apart: \p a of
+/// the staged input's first slab, whose slabs are \p slab apart, \p b of the packed weights. \p accumulate: 0 if sums hold nothing yet.
+template <int Columns, gemm_form Form>
+TCONV_DEVICE void multiply_piece(float (&sums)[Columns / 2],
+                                 unsigned a,
+                                 uint64_t a_layout,
+                                 unsigned slab,
+                                 unsigned b,
+                                 uint64_t b_layout,
+                                 int accumulate)
 {
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  fragment.complete();
-  fragment.pin();
-  wgmma::fence();
-  TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
+  constexpr unsigned term = Columns * 32 / 16;
+  if constexpr (Form == gemm_form::split)
   {
-    if ((Mask >> set & 1) != 0)
-    {
-      fragment.template multiply<Policy::columns>(sums[set], b);
-      b += piece;
-    }
+    wgmma::multiply_fp16<Columns>(sums, a_layout | (a + 2 * slab), b_layout | b, accumulate);
+    wgmma::multiply_fp16<Columns>(sums, a_layout | (a + 4 * slab), b_layout | (b + term));
+    wgmma::multiply_fp16<Columns>(sums, a_layout | a, b_layout | b);
   }
-  wgmma::commit();
-  wgmma::wait<0>();
+  else if constexpr (Form == gemm_form::tf32)
+  {
+    wgmma::multiply_tf32<Columns>(sums, a_layout | a, b_layout | b, accumulate);
+    wgmma::multiply_tf32<Columns>(sums, a_layout | (a + 2 * slab), b_layout | (b + term));
+  }
+  else if constexpr (Form == gemm_form::bf16)
+  {
+    wgmma::multiply_bf16<Columns>(sums, a_layout | a, b_layout | b, accumulate);
+  }
+  else
+  {
+    wgmma::multiply_fp16<Columns>(sums, a_layout | a, b_layout | b, accumulate);
+  }
 }
 
-/// How the steps of a phase follow each other; see gemm_phase. Uniform.
-struct step_shape
-{
-  int shifts;
-  int position;
-  int position_step;
-};
-
-/// Where the steps of a stage lie: a walk over shifts along w, then blocks of input channels. Uniform.
-struct step_walk
-{
-  int shift    = 0; ///< number within the row
-  int position = 0; ///< staged position of the shift
-  int block    = 0; ///< bytes to the block of channels
-
-  TCONV_DEVICE void advance(const step_shape& phase, int block_bytes)
-  {
-    position += phase.position_step;
-    if (++shift == phase.shifts)
-    {
-      shift    = 0;
-      position = phase.position;
-      block += block_bytes;
-    }
-  }
-};
-
-/// Multiplies \p steps steps of a stage, whose weights begin at \p stage, from where \p walk stands. \p row: the thread's staged
-/// input for the taps of the stage. Called by a warpgroup; on return the products are complete.
+/// Starts to multiply a stage: \p blocks blocks of channels, of each the steps from \p step on. \p a: the warpgroup's staged input for
+/// the stage's taps along d and h and its first block, position 0; \p b: the weights; both in units of 16 bytes. Called by a
+/// warpgroup; the products are a group that has been committed. \p holds: per set, 0 if its accumulators are to be written and not added
+/// to; 1 on return where they have been.
 template <class Policy, gemm_form Form>
 TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
+                                 int (&holds)[Policy::sets],
                                  const gemm_problem& problem,
-                                 const step_shape& phase,
-                                 const unsigned char* row,
-                                 const unsigned char* stage,
-                                 int steps,
-                                 step_walk& walk)
+                                 const gemm_phase& phase,
+                                 unsigned a,
+                                 unsigned b,
+                                 int blocks,
+                                 int step)
 {
-  constexpr int position_bytes = gemm_form_traits::of(Form).position_bytes();
-  constexpr uint64_t piece     = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  const int odd                = (problem.width >> 1) * position_bytes;
-  const int block_bytes        = problem.rows * problem.row_bytes();
-  uint64_t b                   = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
-
+  constexpr unsigned piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  const auto slab          = static_cast<unsigned>(problem.slab_bytes()) / 16;
+  const uint64_t a_layout  = wgmma::describe(
+    0,
+    static_cast<unsigned>(problem.slab_bytes()),
+    problem.down ? static_cast<unsigned>(problem.row_bytes()) : gemm_run * gemm_position_bytes);
+  const uint64_t b_layout = wgmma::describe(0, 128, 256);
 #  pragma unroll 1
-  for (; steps > 0; --steps)
+  for (; blocks > 0; --blocks)
   {
-    // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-    const int first  = (walk.position & 1) * odd + (walk.position >> 1) * position_bytes;
-    const int second = ((walk.position + 1) & 1) * odd + ((walk.position + 1) >> 1) * position_bytes;
-    gemm_fragment<Form> fragment;
-    fragment.load(row + (walk.block + first), row + (walk.block + second));
-    // Sets whose phase has a tap with the shift.
-    const int tap       = 2 * walk.shift + problem.first_tap;
-    const bool has_even = tap >= 0;
-    const bool has_odd  = tap + 1 < static_cast<int>(problem.axis[2].kernel);
-    walk.advance(phase, block_bytes);
-    // A branch around each case as a whole: products must not straddle one.
-    if (Policy::sets == 1 || (has_even && has_odd))
+    int first = step;                    // of the stage in the series at hand
+    int rest  = problem.steps_per_stage; // of the stage
+    TCONV_PRAGMA_UNROLL
+    for (int which = 0; which < gemm_series_count; ++which)
     {
-      multiply_step<Policy, Form, 3>(sums, fragment, b);
-      b += Policy::sets * piece;
+      constexpr int sets = Policy::sets;
+      if (gemm_problem::sets_of(sets, which) == 0)
+      {
+        continue;
+      }
+      const gemm_series& series = phase.series[which];
+      int count                 = series.count - first < rest ? series.count - first : rest;
+      auto at                   = a + static_cast<unsigned>(series.position + first * series.step);
+      first                     = first > series.count ? first - series.count : 0;
+      rest -= count > 0 ? count : 0;
+#  pragma unroll 1
+      for (; count > 0; --count)
+      {
+        wgmma::fence(); // the compiler wants one wherever it comes by a branch
+        TCONV_PRAGMA_UNROLL
+        for (int set = 0; set < sets; ++set)
+        {
+          if ((gemm_problem::sets_of(sets, which) >> set & 1) != 0)
+          {
+            multiply_piece<Policy::columns, Form>(sums[set], at, a_layout, slab, b, b_layout, holds[set]);
+            holds[set] = 1;
+            b += piece;
+          }
+        }
+        at += static_cast<unsigned>(series.step);
+      }
     }
-    else if (has_even)
-    {
-      multiply_step<Policy, Form, 1>(sums, fragment, b);
-      b += piece;
-    }
-    else
-    {
-      multiply_step<Policy, Form, 2>(sums, fragment, b);
-      b += piece;
-    }
+    a += static_cast<unsigned>(problem.block_bytes()) / 16;
   }
+  wgmma::fence();
+  wgmma::commit();
 }
 
 #endif

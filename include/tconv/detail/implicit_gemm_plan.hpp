@@ -55,96 +55,89 @@ constexpr int64_t gemm_control_room(gemm_form form, int planes)
   return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 3 * 8 * 16 : 0);
 }
 
-/// Most pieces of weights that \p steps neighbouring steps of a row of \p count shifts can have.
-inline int most_pieces(const gemm_problem& problem, int steps, int count)
+/// Stages: as many whole blocks of channels as \p most_bytes hold, or one, or a part of one. \p phase: one with the most taps along w.
+inline void plan_stages(gemm_problem& problem, const gemm_phase& phase, int64_t most_bytes)
 {
-  int most = 0;
-  for (int first = 0; first < count; ++first)
+  const int steps         = std::max(phase.steps, 1);
+  const int64_t block     = int64_t{phase.pieces_before(steps, problem.sets)} * problem.piece_bytes();
+  problem.steps_per_stage = steps;
+  if (block <= most_bytes)
   {
-    most = std::max(most, problem.pieces_of_steps(first + steps, count) - problem.pieces_of_steps(first, count));
+    const auto blocks = std::clamp<int>(
+      static_cast<int>(most_bytes / std::max<int64_t>(block, 1)), 1, problem.chunk_blocks);
+    const int stages         = (problem.chunk_blocks + blocks - 1) / blocks;
+    problem.blocks_per_stage = (problem.chunk_blocks + stages - 1) / stages; // of about the same size
+    problem.stage_bytes      = problem.blocks_per_stage * static_cast<int>(block);
+    return;
   }
-  return most;
+  problem.blocks_per_stage = 1;
+  const int parts          = static_cast<int>(ceil_div(block, most_bytes));
+  problem.steps_per_stage  = (steps + parts - 1) / parts;
+  int most                 = 0;
+  for (int first = 0; first < steps; first += problem.steps_per_stage)
+  {
+    const int end = std::min(first + problem.steps_per_stage, steps);
+    most          = std::max(most, phase.pieces_before(end, problem.sets) - phase.pieces_before(first, problem.sets));
+  }
+  problem.stage_bytes = most * problem.piece_bytes();
 }
 
-/// Steps per stage and room of a stage for the chunk of \p problem.
-inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
+/// Chooses chunks, rings and stages for the box of \p problem; false if it does not fit. \p phase: see plan_stages().
+inline bool plan_staging(gemm_problem& problem, int64_t most_rows, const gemm_phase& phase)
 {
-  const int count = static_cast<int>(most_shifts);
-  const int all   = problem.chunk_blocks * count;
-  int steps       = 1;
-  while (steps < std::min(all, gemm_most_steps)
-         && most_pieces(problem, steps + 1, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
-  {
-    ++steps;
-  }
-  // Stages of about the same size.
-  const int stages        = (all + steps - 1) / steps;
-  problem.steps_per_stage = (all + stages - 1) / stages;
-  problem.stage_bytes     = most_pieces(problem, problem.steps_per_stage, count) * problem.piece_bytes();
-}
-
-/// Chooses chunks and rings for the box of \p problem; false if it does not fit.
-inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_shifts)
-{
-  const int64_t total = tuning::implicit_gemm_shared_bytes;
-  const int blocks    = problem.blocks();
-  const auto stages   = [&] {
-    return (total - gemm_control_room(problem.form, problem.ring_planes)
-            - int64_t{problem.ring_planes} * problem.plane_bytes())
-         / problem.stage_bytes;
-  };
-  // The widest row alone must be addressable.
-  const int64_t plane_block = int64_t{problem.rows} * problem.row_bytes();
-  if (plane_block > total)
+  constexpr int64_t total = tuning::implicit_gemm_shared_bytes;
+  const int blocks        = problem.blocks();
+  if (problem.block_bytes() > total)
   {
     return false;
   }
-  problem.chunk_blocks = blocks;
-  plan_stages(problem, most_shifts);
-  problem.phase_stages  = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
-  const bool fits_whole = plane_block * blocks <= total;
-  const int chained     = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
-                                               : 2 * problem.planes;
-  const int64_t needed  = int64_t{problem.phase_stages} * problem.total_phases();
-  const struct
-  {
-    int planes;
-    int64_t stages;
-  } choices[] = {{2 * problem.planes, std::min<int64_t>(needed, 8)},
-                 {chained, tuning::implicit_gemm_min_stages},
-                 {problem.planes, tuning::implicit_gemm_min_stages}};
-  for (const auto& choice : choices)
-  {
-    problem.ring_planes = choice.planes;
-    if (fits_whole && problem.ring_planes <= 32 && stages() >= choice.stages)
+  const int chained = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
+                                           : 2 * problem.planes;
+  // Tries a number of blocks and planes that are staged at once.
+  const auto fits = [&](int chunk_blocks, int planes) {
+    problem.ring_planes  = planes;
+    problem.chunk_blocks = chunk_blocks;
+    // Smaller stages rather than few: a warpgroup may be ahead of another by so many.
+    const int64_t room  = total - gemm_control_room(problem.form, planes) - int64_t{planes} * problem.plane_bytes();
+    const int64_t step  = int64_t{problem.piece_bytes()} * problem.sets;
+    const int64_t stage = std::min(
+      std::max<int64_t>(tuning::implicit_gemm_stage_bytes, step), room / tuning::implicit_gemm_min_stages);
+    if (planes > 32 || stage < step)
     {
-      problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-      return true;
+      return false;
     }
+    plan_stages(problem, phase, stage);
+    if (room < int64_t{problem.stage_bytes} * tuning::implicit_gemm_min_stages)
+    {
+      return false;
+    }
+    problem.stages = static_cast<int>(std::min<int64_t>(room / problem.stage_bytes, tuning::implicit_gemm_max_stages));
+    problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
+                         * problem.row_stages(phase.steps, problem.chunk_blocks);
+    return true;
+  };
+  // The next tile is staged while this one is multiplied, where possible. Chunks are staged once per phase.
+  if (fits(blocks, chained))
+  {
+    return true;
+  }
+  const bool once = problem.total_phases() == 1;
+  if (!once && fits(blocks, problem.planes))
+  {
+    return true;
   }
   for (const int planes : {2 * problem.planes, problem.planes})
   {
-    problem.ring_planes = planes;
-    for (problem.chunk_blocks = blocks - 1; planes <= 32 && problem.chunk_blocks > 0; --problem.chunk_blocks)
+    for (int chunk = blocks - 1; chunk > 0; --chunk)
     {
-      if (plane_block * problem.chunk_blocks > total)
-      {
-        continue;
-      }
-      plan_stages(problem, most_shifts);
-      if (stages() >= tuning::implicit_gemm_min_stages)
+      if (fits(chunk, planes))
       {
         // As few chunks as fit, of about the same size.
-        problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
-        plan_stages(problem, most_shifts);
-        problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
-                             * problem.row_stages(static_cast<int>(most_shifts), problem.chunk_blocks);
-        problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-        return problem.stages >= 2;
+        return fits((blocks + problem.chunks() - 1) / problem.chunks(), planes);
       }
     }
   }
-  return false;
+  return fits(blocks, problem.planes);
 }
 
 /// Plans the tensor-core kernel for a valid canonical shape with at least one output.
@@ -192,22 +185,31 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       problem.table[a][r] = problem.axis[a].phase(r);
     }
   }
-  problem.sets          = shape.stride[2] == 2 && shape.dilation[2] == 1 ? 2 : 1;
-  problem.phases[2]     = (problem.phases[2] + problem.sets - 1) / problem.sets;
-  problem.first_tap     = static_cast<int>(2 * problem.axis[2].min_shift() + problem.axis[2].padding);
-  problem.columns       = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
-  problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
-  plan.whole_rows       = problem.channel_tiles == 1;
-  // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
-  // not held exactly, and a quarter for weights.
-  problem.lost = std::min(static_cast<float>(shape.in_channels + 8) / 4.0f, 64.0f) / 16777216.0f;
-
+  problem.sets         = shape.stride[2] == 2 ? 2 : 1;
+  problem.phases[2]    = (problem.phases[2] + problem.sets - 1) / problem.sets;
   const auto most_taps = [&](int a) {
     return ceil_div(
       problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
   };
-  const int64_t most_rows   = most_taps(0) * most_taps(1);
-  const int64_t most_shifts = problem.sets == 2 ? problem.shifts(0) : most_taps(2);
+  const int64_t chain    = most_taps(0) * most_taps(1) * most_taps(2) * shape.in_channels;
+  const int most_columns = form == gemm_form::split && chain > tuning::implicit_gemm_longest_chain
+                           ? 2 * tuning::implicit_gemm_most_promoted / problem.sets
+                           : 128;
+  problem.columns        = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
+  problem.columns        = std::min(problem.columns, most_columns);
+  problem.channel_tiles  = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
+  plan.whole_rows        = problem.channel_tiles == 1;
+  // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
+  // not held exactly, and a quarter for weights.
+  problem.lost = std::min(static_cast<float>(shape.in_channels + 8) / 4.0f, 64.0f) / 16777216.0f;
+
+  const int64_t most_rows = most_taps(0) * most_taps(1);
+  gemm_phase longest      = make_gemm_phase(problem, 0);
+  for (int w = 1; w < problem.phases[2]; ++w)
+  {
+    const gemm_phase phase = make_gemm_phase(problem, w);
+    longest                = phase.steps > longest.steps ? phase : longest;
+  }
   const int rows = visit_gemm_policy(problem.columns, problem.sets, [](auto policy) { return decltype(policy)::rows; });
   const int64_t cells[3] = {problem.axis[0].cells(), problem.axis[1].cells(), problem.axis[2].cells()};
   int64_t span[3];
@@ -230,12 +232,24 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   bool found             = false;
   double best_cost       = 0;
   gemm_problem candidate = problem;
-  const int64_t most_w   = std::min<int64_t>(rows, (cells[2] + 1) / 2 * 2);
-  for (int64_t w = 2;; w = 2 * w < most_w ? 2 * w : most_w)
+  // Every arrangement of the warpgroups, each 8 x 8 cells or 64 along w.
+  const int all_groups = rows / gemm_group_run;
+  for (int shape_of_groups = 0; shape_of_groups < 2 * all_groups * all_groups; ++shape_of_groups)
   {
-    for (int64_t h = 1; h <= std::min(cells[1], rows / w); ++h)
+    candidate.down = shape_of_groups % 2 == 1;
+    const int wide = shape_of_groups / 2 % all_groups + 1;
+    const int high = shape_of_groups / 2 / all_groups + 1;
+    if (all_groups % (wide * high) != 0)
     {
-      const int64_t d  = std::min(cells[0], rows / (w * h));
+      continue;
+    }
+    candidate.groups[0] = all_groups / (wide * high);
+    candidate.groups[1] = high;
+    candidate.groups[2] = wide;
+    const int64_t d     = candidate.groups[0];
+    const int64_t h     = high * (candidate.down ? gemm_run : 1);
+    const int64_t w     = wide * (candidate.down ? gemm_run : gemm_group_run);
+    {
       candidate.box[0] = static_cast<int>(d);
       candidate.box[1] = static_cast<int>(h);
       candidate.box[2] = static_cast<int>(w);
@@ -245,14 +259,14 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
         candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
         tiles *= candidate.tiles[a];
       }
-      candidate.quads    = aligned && (w % 4 == 0 || candidate.tiles[2] == 1);
+      candidate.quads    = aligned;
       const int64_t to   = candidate.quads ? 4 : 1;
       const int64_t left = ceil_div(problem.axis[2].max_shift(), to) * to;
       candidate.left     = static_cast<int>(left);
       candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
       candidate.rows     = static_cast<int>(h + span[1]);
       candidate.planes   = static_cast<int>(d + span[0]);
-      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, most_shifts))
+      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, longest))
       {
         continue;
       }
@@ -277,10 +291,6 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
         plan.products = static_cast<double>(tiles) * pieces * count * 16.0 * rows * problem.columns;
       }
     }
-    if (w >= most_w)
-    {
-      break;
-    }
   }
   if (!found)
   {
@@ -298,10 +308,8 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
                   && problem.total_phases() <= gemm_problem::listed && used <= problem.stages;
   const int64_t stage_count = int64_t{problem.channel_tiles} * problem.total_phases() * problem.phase_stages;
   plan.packed_bytes         = stage_count * problem.stage_bytes;
-  const int64_t groups      = int64_t{problem.channel_tiles} * problem.columns / 8;
-  problem.pack_slices       = static_cast<int>(std::clamp<int64_t>(
-    2048 / groups, 1, std::max<int64_t>(int64_t{problem.total_phases()} * problem.phase_stages, 1)));
-  plan.pack_blocks          = static_cast<int>(groups) * problem.pack_slices;
+  const int64_t groups      = int64_t{problem.channel_tiles} * problem.columns / tuning::implicit_gemm_pack_columns;
+  plan.pack_blocks          = static_cast<int>(groups) * tuning::implicit_gemm_pack_cluster;
   problem.ring_at           = static_cast<int>(gemm_control_room(form, problem.ring_planes));
   problem.staged_at         = problem.ring_at + problem.stages * problem.stage_bytes;
   plan.shared_bytes         = problem.staged_at + problem.ring_planes * problem.plane_bytes();

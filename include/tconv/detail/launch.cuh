@@ -44,6 +44,7 @@ struct launch_configuration
   std::size_t shared_bytes = 0;
   /// The kernel waits by itself (grid_dependency_wait), so it may start while its predecessor drains.
   bool overlap_predecessor = false;
+  int cluster              = 1; ///< blocks of a cluster; more than 1 from compute capability 9.0 on
 };
 
 /// The largest grid in x.
@@ -70,17 +71,30 @@ template <class... Parameters, class... Arguments>
       return s;
     }
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (configuration.overlap_predecessor)
+  {
+    attributes[count].id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count].val.programmaticStreamSerializationAllowed = 1;
+    ++count;
+  }
+  if (configuration.cluster > 1)
+  {
+    attributes[count].id               = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = static_cast<unsigned>(configuration.cluster);
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count].val.clusterDim.z = 1;
+    ++count;
+  }
 
   cudaLaunchConfig_t config{};
   config.gridDim          = dim3(static_cast<unsigned>(configuration.blocks));
   config.blockDim         = dim3(static_cast<unsigned>(configuration.threads));
   config.dynamicSmemBytes = configuration.shared_bytes;
   config.stream           = stream;
-  config.attrs            = &attribute;
-  config.numAttrs         = configuration.overlap_predecessor ? 1u : 0u;
+  config.attrs            = attributes;
+  config.numAttrs         = count;
   return check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
 }
 

@@ -24,6 +24,7 @@ struct spectral_problem
   int kernel[3]        = {1, 1, 1};
   int size[3]          = {1, 1, 1}; ///< of the transform: the output's extents
   int grid[3]          = {1, 1, 1}; ///< of the resampled spectrum: 2 * kernel - 1
+  bool whole_volumes   = false;     ///< one of tuning::volume_sizes
   int plane_channels   = 1;         ///< channels whose planes a block transforms at a time, a power of two
   int tap_channels     = 1;         ///< output channels whose taps a block transforms at a time, a power of two
 
@@ -32,6 +33,20 @@ struct spectral_problem
   TCONV_HOST_DEVICE constexpr int half_grid() const { return (grid[2] + 1) / 2; }
   /// Frequencies along \p a up to sign.
   TCONV_HOST_DEVICE constexpr int pairs(int a) const { return size[a] / 2 + 1; }
+  /// Pairs of frequencies h and -h; where the size is odd, the second of pair 0 does not count.
+  TCONV_HOST_DEVICE constexpr int row_pairs() const { return (size[1] + 1) / 2; }
+  TCONV_HOST_DEVICE constexpr int opposite_row(int pair) const { return pair == 0 ? size[1] / 2 : size[1] - pair; }
+  /// Groups of pairs that are multiplied at a time.
+  TCONV_HOST_DEVICE constexpr int row_groups() const
+  {
+    return (row_pairs() + tuning::spectral_policy::gram_pairs - 1) / tuning::spectral_policy::gram_pairs;
+  }
+  /// Chunks of grid frequencies along h that blocks accumulate: the first has frequency 0 besides its pairs.
+  TCONV_HOST_DEVICE constexpr int grid_chunks() const
+  {
+    constexpr int held = tuning::spectral_policy::grid_pairs;
+    return kernel[1] <= held + 1 ? 1 : (kernel[1] - 1 + held - 1) / held;
+  }
   /// Input channels in whole tiles, and tiles.
   TCONV_HOST_DEVICE constexpr int64_t channel_tiles() const
   {
@@ -43,18 +58,36 @@ struct spectral_problem
   }
   /// Tiles on and above the diagonal of the channel-by-channel matrices.
   TCONV_HOST_DEVICE constexpr int64_t tile_pairs() const { return channel_tiles() * (channel_tiles() + 1) / 2; }
-  TCONV_HOST_DEVICE constexpr int64_t tile_elements() const
+  TCONV_HOST_DEVICE static constexpr int64_t tile_elements()
   {
     return static_cast<int64_t>(tuning::spectral_policy::tile) * tuning::spectral_policy::tile;
   }
   /// Complex numbers of each intermediate.
   TCONV_HOST_DEVICE constexpr int64_t plane_spectra() const
   {
-    return static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
+    return whole_volumes ? 0 : static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
+  }
+  /// Of the spectrum of x: [size d][half w][group][channel tile][batch][channel][pair of the group][h, -h], see
+  /// block/split_complex.cuh.
+  TCONV_HOST_DEVICE constexpr int64_t group_spectra() const
+  {
+    return batch * padded_channels() * 2 * tuning::spectral_policy::gram_pairs;
   }
   TCONV_HOST_DEVICE constexpr int64_t spectra() const
   {
-    return static_cast<int64_t>(size[0]) * half() * size[1] * batch * padded_channels();
+    return static_cast<int64_t>(size[0]) * half() * row_groups() * group_spectra();
+  }
+  /// Place of one channel of one sample in those of a group.
+  TCONV_HOST_DEVICE constexpr int64_t spectrum_place(int64_t n, int64_t channel) const
+  {
+    constexpr int tile = tuning::spectral_policy::tile;
+    return ((channel / tile * batch + n) * tile + channel % tile) * 2 * tuning::spectral_policy::gram_pairs;
+  }
+  /// The four frequencies of a group are permuted by xor with this, so that threads that read the same one of four
+  /// neighbouring samples and channels meet different banks.
+  TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t n)
+  {
+    return static_cast<int>(n % 2 == 0 ? n / 2 % 2 : 2 + n / 2 % 2);
   }
   TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
   {
@@ -109,6 +142,36 @@ struct plane_layout
   }
 };
 
+/// Pitches of kernel::transform_volume in shared memory: 16 bytes of neighbouring rows and lines lie in different
+/// banks.
+template <class Size>
+struct volume_pitches
+{
+  static constexpr int row  = 4 * ((Size::w + 3) / 4 | 1); ///< of x, in floats
+  static constexpr int line = 2 * ((Size::h + 1) / 2 | 1); ///< of frequencies along w, in complex numbers
+
+  /// Shared memory in bytes.
+  static constexpr int64_t bytes(const spectral_problem& p)
+  {
+    const int64_t rows = int64_t{4} * row * p.in[1];
+    return p.in[0] * std::max(rows, int64_t{8} * line * p.half());
+  }
+};
+
+/// \p of_size(tuning::volume_size<...>{}) where a kernel for the problem's sizes exists and its blocks can hold a
+/// channel; whether it does.
+template <class... Sizes, class OfSize>
+constexpr bool with_volume_size(tuning::volume_size_list<Sizes...>, const spectral_problem& p, OfSize of_size)
+{
+  const auto fits = [&](auto size) {
+    using candidate = decltype(size);
+    return p.size[0] == candidate::d && p.size[1] == candidate::h && p.size[2] == candidate::w
+        && (p.in[0] * p.in[1] + 1) / 2 <= tuning::spectral_policy::volume_threads
+        && volume_pitches<candidate>::bytes(p) <= tuning::spectral_policy::shared_bytes;
+  };
+  return ((fits(Sizes{}) && (of_size(Sizes{}), true)) || ...);
+}
+
 /// Shared memory of kernel::transform_taps.
 constexpr int64_t tap_bytes(const spectral_problem& p)
 {
@@ -121,19 +184,21 @@ constexpr int64_t tap_bytes(const spectral_problem& p)
 /// Shared memory of kernel::transform_depth, accumulate_matrices and resample_matrices.
 constexpr int64_t depth_bytes(const spectral_problem& p)
 {
-  return 8 * static_cast<int64_t>(p.in[0]) * (p.pairs(0) + tuning::spectral_policy::threads);
+  return 8 * static_cast<int64_t>(p.in[0]) * p.pairs(0);
 }
 constexpr int64_t gram_bytes(const spectral_problem& p)
 {
-  using policy       = tuning::spectral_policy;
-  const int64_t grid = ceil_div(p.grid[1], int64_t{policy::grid_chunk}) * policy::grid_chunk;
-  return int64_t{16} * policy::gram_stages * policy::samples * policy::tile + 4 * grid * p.size[1];
+  using policy        = tuning::spectral_policy;
+  const int64_t stage = int64_t{16} * policy::gram_pairs * 2 * policy::tile * policy::samples;
+  return policy::gram_stages * stage
+       + int64_t{4} * p.grid_chunks() * p.row_groups() * policy::gram_pairs * policy::gram_weights;
 }
 constexpr int64_t resample_bytes(const spectral_problem& p)
 {
-  using policy = tuning::spectral_policy;
-  return int64_t{8} * policy::resample_stages * policy::resample_elements * p.half()
-       + 4 * (static_cast<int64_t>(p.grid[2]) * p.half() + static_cast<int64_t>(p.grid[0]) * p.size[0]);
+  using policy        = tuning::spectral_policy;
+  const auto chunks   = [](int grid) { return ceil_div(grid, int64_t{policy::grid_chunk}); };
+  const int64_t depth = ceil_div(p.size[0], int64_t{policy::resample_batch}) * policy::resample_batch;
+  return 4 * policy::resample_weights * (chunks(p.grid[2]) * p.half() + chunks(p.grid[0]) * depth);
 }
 
 /// The plan, and whether there is one.
@@ -180,6 +245,7 @@ struct spectral_plan
   p.batch       = shape.batch;
   p.in_channels = shape.in_channels;
   p.out_channels   = shape.out_channels;
+  p.whole_volumes  = with_volume_size(tuning::volume_sizes{}, p, [](auto) {});
   p.plane_channels = policy::plane_channels;
   while (p.plane_channels > 1 && plane_layout::of(p).bytes(p) > policy::shared_bytes)
   {
@@ -196,16 +262,17 @@ struct spectral_plan
   // Kernels number lines and matrices with 32 bits.
   constexpr int64_t most = 0x7fffffff;
   plan.possible          = plan.possible && p.plane_spectra() / p.padded_channels() * p.channel_tiles() <= most
-               && p.batch * p.in[0] * p.padded_channels() <= most;
+               && p.batch * p.in[0] * p.padded_channels() <= most && p.spectra() / 2 <= most
+               && p.tile_pairs() * p.size[0] * p.half() * p.grid_chunks() <= most;
 
-  const auto count    = [](int64_t v) { return static_cast<double>(v); };
-  const double rows   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
-  const double cols   = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
-  const double depth  = count(p.spectra()) * p.in[0] * 2;
-  const double chunks = count(ceil_div(p.grid[1], int64_t{policy::grid_chunk}));
-  const double gram =
-    count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements()) * chunks
-    * (4.0 * count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples) + 2.0 * policy::grid_chunk);
+  const auto count   = [](int64_t v) { return static_cast<double>(v); };
+  const double rows  = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
+  const double cols  = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
+  const double depth = count(p.spectra()) * p.in[0] * 2;
+  // On tensor cores; the rate counts products of numbers, not of their parts.
+  const double samples = count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples);
+  const double gram    = count(p.size[0]) * p.half() * p.size[1] * count(p.tile_pairs() * p.tile_elements())
+                    * p.grid_chunks() * (samples + 2.0 * policy::grid_pairs);
   const double resample = count(p.row_matrices()) * p.grid[2] * 2 + count(p.matrices()) * p.size[0] * 2;
   const double form = count(p.grid_frequencies()) * count(p.tile_pairs() * p.tile_elements()) * count(p.out_channels)
                     * 4;

@@ -9,6 +9,7 @@
 #include "../block/store.cuh"
 #include "../detail/launch.cuh"
 #include "../thread/moments.hpp"
+#include "../thread/specialise.hpp"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -96,7 +97,7 @@ struct store_outputs
       const auto locate = [&runs](int p) { return runs.template position<Policy::positions_per_thread>(p); };
       block::lane_tile<Policy::channels_per_thread, Policy::positions_per_thread, FixedLanes, decltype(locate)> values =
         {sums, tile.n, thread.channel, problem.out_channels, problem.taps.lanes, locate};
-      apply(self.functors, values);
+      apply(detail::specialise(self.functors), values);
     }
     TCONV_DEVICE void done(const store_outputs&,
                            const gather_problem&,

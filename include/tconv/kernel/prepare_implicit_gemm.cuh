@@ -8,239 +8,288 @@
 #include "../block/implicit_gemm.cuh"
 #include "../detail/launch.cuh"
 
+#include <cooperative_groups.h>
+
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace kernel
 {
 
-/// One stage: which taps and steps it holds.
-struct packed_stage
+/// Where the weights of a tap along one axis are packed.
+struct packed_tap
 {
-  int first_block; ///< block of input channels, of all, that step 0 of the row belongs to
-  int first_step;  ///< within the row
-  int steps;
-  int tap[2]; ///< along d and h
+  int phase; ///< phase, along w group of phases
+  int index; ///< number of the tap among those of its phase; along w the part of a block of channels that a stage holds
+  int count; ///< how many there are
+  int piece; ///< along w: number of its piece among the block's in the stage
+  int pieces; ///< and how many there are
+};
 
-  /// Stage \p index of \p phase.
-  TCONV_DEVICE packed_stage(const gemm_problem& problem, const gemm_phase& phase, int index)
+/// Tap \p t along axis \p a of \p problem.
+TCONV_DEVICE packed_tap locate_tap(const gemm_problem& problem, int a, int t)
+{
+  if (a < 2)
   {
-    const int chunk  = index / phase.stages;
-    const int blocks = problem.blocks_of(chunk);
-    const int stages = problem.row_stages(phase.shifts, blocks);
-    index -= chunk * phase.stages;
-    const int row   = index / stages;
-    first_block     = chunk * problem.chunk_blocks;
-    first_step      = (index - row * stages) * problem.steps_per_stage;
-    const int rest  = blocks * phase.shifts - first_step;
-    steps           = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
-    const int at[2] = {row / phase.taps[1], row % phase.taps[1]};
-    for (int a = 0; a < 2; ++a)
+    const auto r          = static_cast<int>(problem.axis[a].tap_phase(t));
+    const axis_phase taps = problem.phase(a, r);
+    return {r, static_cast<int>((t - taps.first_tap) / taps.tap_step), static_cast<int>(taps.count), 0, 0};
+  }
+  const gemm_tap_place place = problem.place(t);
+  const int64_t first        = static_cast<int64_t>(place.group) * problem.sets;
+  gemm_phase phase{};
+  for (int which = 0; which < gemm_series_count; ++which)
+  {
+    phase.series[which].count = static_cast<int>(problem.taps_of(first, which).count);
+    phase.steps += phase.series[which].count;
+  }
+  const int part     = place.step / problem.steps_per_stage;
+  const int begin    = part * problem.steps_per_stage;
+  const int end      = begin + problem.steps_per_stage < phase.steps ? begin + problem.steps_per_stage : phase.steps;
+  const int before   = phase.pieces_before(begin, problem.sets);
+  const bool follows = place.set == 1 && problem.tap(first, place.step, 0) >= 0;
+  return {place.group,
+          part,
+          (phase.steps + problem.steps_per_stage - 1) / problem.steps_per_stage,
+          phase.pieces_before(place.step, problem.sets) - before + (follows ? 1 : 0),
+          phase.pieces_before(end, problem.sets) - before};
+}
+
+/// The weights of one output channel and tap with gemm_block_channels input channels: what a thread packs at once.
+template <gemm_form Form, class In>
+struct weight_column
+{
+  In of[gemm_block_channels];
+
+  /// \p source: the weight of the first of \p channels input channels, which are \p step apart.
+  TCONV_DEVICE void load(const In* source, unsigned step, int channels)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < gemm_block_channels; ++c)
     {
-      const axis_phase taps = problem.phase(a, phase.along[a]);
-      tap[a]                = static_cast<int>(taps.first_tap) + at[a] * static_cast<int>(taps.tap_step);
+      of[c] = c < channels ? source[c * static_cast<int64_t>(step)] : from_float<In>(0.0f);
     }
+  }
+
+  /// The largest finite magnitude.
+  TCONV_DEVICE float peak() const
+  {
+    float result = 0.0f;
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < gemm_block_channels; ++c)
+    {
+      result = fmaxf(result, block::finite_magnitude(to_float(of[c])));
+    }
+    return result;
+  }
+
+  /// Stores to the column's 16 bytes in the core matrices of a piece (see wgmma.cuh), the first of which begins at \p at and the
+  /// others 128 bytes apart, those of the second term \p term bytes from there. \p scale and \p tolerance: split form; true if a weight
+  /// loses more than that relative to itself.
+  TCONV_DEVICE bool store(unsigned char* at, int term, float scale, float tolerance) const
+  {
+    bool broken = false;
+    TCONV_PRAGMA_UNROLL
+    for (int half = 0; half < 2; ++half)
+    {
+      if constexpr (Form == gemm_form::tf32)
+      {
+        // A half is an instruction, of two core matrices.
+        const auto word = [&](int k) { return block::round_tf32(to_float(of[8 * half + k])); };
+        *reinterpret_cast<uint4*>(at + half * term)       = make_uint4(word(0), word(1), word(2), word(3));
+        *reinterpret_cast<uint4*>(at + half * term + 128) = make_uint4(word(4), word(5), word(6), word(7));
+      }
+      else if constexpr (Form == gemm_form::split)
+      {
+        __half hi[8];
+        __half lo[8];
+        TCONV_PRAGMA_UNROLL
+        for (int k = 0; k < 8; ++k)
+        {
+          const float original = to_float(of[8 * half + k]);
+          const float v        = original * scale;
+          hi[k]                = __float2half_rn(v);
+          lo[k]                = __float2half_rn((v - __half2float(hi[k])) * block::power_of_two(block::low_exponent));
+          const float rest =
+            fabsf(v - __half2float(hi[k]) - __half2float(lo[k]) * block::power_of_two(-block::low_exponent));
+          broken = broken || (original != 0.0f && !(v != 0.0f && rest <= tolerance * fabsf(v)));
+        }
+        *reinterpret_cast<uint4*>(at + half * 128)        = joined(hi);
+        *reinterpret_cast<uint4*>(at + half * 128 + term) = joined(lo);
+      }
+      else
+      {
+        In values[8];
+        TCONV_PRAGMA_UNROLL
+        for (int k = 0; k < 8; ++k)
+        {
+          values[k] = of[8 * half + k];
+        }
+        *reinterpret_cast<uint4*>(at + half * 128) = joined(values);
+      }
+    }
+    return broken;
+  }
+
+private:
+  template <class T>
+  TCONV_DEVICE static uint4 joined(const T (&values)[8])
+  {
+    return make_uint4(block::join(values[0], values[1]),
+                      block::join(values[2], values[3]),
+                      block::join(values[4], values[5]),
+                      block::join(values[6], values[7]));
   }
 };
 
-/// The input channel, within its block, of the weight that a thread packs.
-template <gemm_form Form>
-TCONV_DEVICE int packed_channel(int thread, int half)
-{
-  if constexpr (Form == gemm_form::tf32)
-  {
-    // Core matrices of 8 columns x 4 channels; k = thread % 8 / 2 + 4 half of instruction thread / 64; pairs of threads share it.
-    return 4 * (thread % 8 / 2) + 2 * (thread / 64) + half;
-  }
-  else
-  {
-    // Core matrices of 8 columns x 8 channels; k = thread % 8 + 8 (thread / 64).
-    return 4 * (thread % 8 / 2) + 2 * (thread / 64) + thread % 2;
-  }
-}
-
-/// Packs 8 columns of a slice of the stages.
+/// Packs the weights of some columns per cluster. The lanes of a warp take all columns of a few neighbouring taps: so they write whole
+/// lines, and neighbouring warps read the rest of the sectors. Dynamic shared memory: a packed_tap for every tap along each axis.
 ///
-/// \p exponents [channel_tiles * columns]: 2^-e of the power of two that the split form multiplied a channel's weights by.
+/// \p inverse_scales [channel_tiles * columns]: 2^-e of the power of two that the split form multiplied a channel's weights by.
 /// \p lost [blocks]: whether a weight of the split form lost more than the error bound lets through.
-template <gemm_form Form, int Threads, class In>
-__global__ __launch_bounds__(Threads) void prepare_implicit_gemm(const __grid_constant__ gemm_problem problem,
-                                                                 const In* w,
-                                                                 unsigned char* packed,
-                                                                 gemm_phase* phases,
-                                                                 float* inverse_scales,
-                                                                 unsigned* lost)
+template <gemm_form Form, class In>
+__global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_implicit_gemm(
+  const __grid_constant__ gemm_problem problem,
+  const In* w,
+  unsigned char* packed,
+  gemm_phase* phases,
+  float* inverse_scales,
+  unsigned* lost)
 {
-  constexpr int columns = 8;
-  constexpr int teams = Threads / (columns * gemm_block_channels); // each packs a piece at a time, a weight per thread
-  static_assert(Threads % (columns * gemm_block_channels) == 0, "tconv: whole teams");
-  __shared__ float peaks[Threads / 32];
+#if TCONV_DETAIL_HAS_WGMMA
+  constexpr int columns = tuning::implicit_gemm_pack_columns;
+  constexpr int blocks  = tuning::implicit_gemm_pack_cluster;
+  constexpr int threads = tuning::implicit_gemm_pack_threads;
+  constexpr int teams   = threads / columns; // of a block; each packs an item of every column at a time
+  extern __shared__ packed_tap tap_table[];
+  __shared__ unsigned peaks[columns]; // magnitudes are ordered as their bits are
+  const auto cluster         = cooperative_groups::this_cluster();
+  const int thread           = static_cast<int>(threadIdx.x);
+  const int column           = thread % columns;
+  const int rank             = static_cast<int>(cluster.block_rank());
+  const int group            = static_cast<int>(blockIdx.x) / blocks;
+  const int channel          = group * columns + column;
+  const int extent[3]        = {static_cast<int>(problem.axis[0].kernel),
+                                static_cast<int>(problem.axis[1].kernel),
+                                static_cast<int>(problem.axis[2].kernel)};
+  const int taps             = extent[0] * extent[1] * extent[2];
+  const packed_tap* table[3] = {tap_table, tap_table + extent[0], tap_table + extent[0] + extent[1]};
+
+  // What follows from the problem alone need not wait for anybody.
+  for (int i = thread; i < extent[0] + extent[1] + extent[2]; i += threads)
+  {
+    const int a  = i < extent[0] ? 0 : (i < extent[0] + extent[1] ? 1 : 2);
+    tap_table[i] = locate_tap(problem, a, i - static_cast<int>(table[a] - tap_table));
+  }
+  if (thread < columns)
+  {
+    peaks[thread] = 0;
+  }
+  __syncthreads();
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
-  const int groups      = static_cast<int>(problem.channel_tiles) * problem.columns / columns;
-  const int group       = static_cast<int>(blockIdx.x) % groups;
-  const int slice       = static_cast<int>(blockIdx.x) / groups;
-  const int in_channels = static_cast<int>(problem.in_channels);
-  const int taps        = static_cast<int>(problem.axis[0].kernel * problem.axis[1].kernel * problem.axis[2].kernel);
-  const int team        = static_cast<int>(threadIdx.x) / (columns * gemm_block_channels);
-  const int thread      = static_cast<int>(threadIdx.x) % (columns * gemm_block_channels);
+  // Phases that the launcher has not listed. By the last blocks first, which have the least to pack.
+  const int all    = static_cast<int>(gridDim.x) * threads;
+  const int number = all - 1 - (static_cast<int>(blockIdx.x) * threads + thread);
+  for (int p = gemm_problem::listed + number; p < problem.total_phases(); p += all)
+  {
+    phases[p] = make_gemm_phase(problem, p);
+  }
 
-  float scale  = 1.0f;
-  const int n  = thread / 8 % 8; // column and k within a piece, so that neighbouring threads write neighbouring bytes
-  const int co = group * columns + n;
+  // Items of a column: blocks of input channels, and taps, which are the faster digit.
+  const auto row   = static_cast<unsigned>(problem.out_channels) * static_cast<unsigned>(taps);
+  const int items  = problem.blocks() * taps;
+  const int stride = blocks * teams;
+  const int first  = rank * teams + thread / columns;
+  int item         = items > first ? first + (items - 1 - first) / stride * stride : -1; // the last one
+  weight_column<Form, In> weights;
+  const auto load = [&](int of) {
+    const int block    = of / taps;
+    const int channels = static_cast<int>(problem.in_channels) - block * gemm_block_channels;
+    const In* source   = w + block * gemm_block_channels * static_cast<int64_t>(row)
+                     + (static_cast<int64_t>(channel) * taps + (of - block * taps));
+    weights.load(source, row, channel < problem.out_channels ? channels : 0);
+  };
+
+  float scale = 1.0f;
   if constexpr (Form == gemm_form::split)
   {
-    // Several warps share a column.
-    constexpr int sharers = Threads / 32 / columns;
-    static_assert(sharers * columns * 32 == Threads, "tconv: every column has as many warps");
-    const int lane    = static_cast<int>(threadIdx.x) % 32;
-    const int warp    = static_cast<int>(threadIdx.x) / 32;
-    const auto count  = static_cast<unsigned>(in_channels) * static_cast<unsigned>(taps);
-    const int channel = group * columns + warp / sharers;
-    float peak        = 0.0f;
-    if (channel < problem.out_channels)
+    float peak = 0.0f;
+    for (int i = first; i <= item; i += stride)
     {
-      const In* column = w + static_cast<int64_t>(channel) * taps;
-      const auto step  = static_cast<unsigned>(problem.out_channels) * static_cast<unsigned>(taps);
-#pragma unroll 7
-      for (unsigned i = static_cast<unsigned>(warp % sharers * 32 + lane); i < count; i += sharers * 32)
-      {
-        const unsigned ci = i / static_cast<unsigned>(taps);
-        peak              = fmaxf(
-          peak, block::finite_magnitude(to_float(column[ci * step + (i - ci * static_cast<unsigned>(taps))])));
-      }
+      load(i);
+      peak = fmaxf(peak, weights.peak());
     }
-    // Magnitudes are ordered as their bits are.
-    const unsigned most = __reduce_max_sync(0xffffffffu, __float_as_uint(peak));
-    if (lane == 0)
+    atomicMax(&peaks[column], __float_as_uint(peak));
+    cluster.sync();
+    unsigned most = 0;
+    for (int i = 0; i < blocks; ++i)
     {
-      peaks[warp] = __uint_as_float(most);
+      most = max(most, *cluster.map_shared_rank(peaks + column, i));
     }
-    __syncthreads();
-    float largest = 0.0f;
-    for (int i = 0; i < sharers; ++i)
-    {
-      largest = fmaxf(largest, peaks[n * sharers + i]);
-    }
-    int exponent = largest > 0.0f ? 14 - ilogbf(largest) : 0; // the largest in [2^14, 2^15)
+    cluster.barrier_arrive(); // the peaks may go
+    peak         = __uint_as_float(most);
+    int exponent = peak > 0.0f ? 14 - ilogbf(peak) : 0; // the largest in [2^14, 2^15)
     exponent     = exponent < -60 ? -60 : (exponent > 60 ? 60 : exponent);
     scale        = block::power_of_two(exponent);
-    if (slice == 0 && threadIdx.x < 64 && thread % 8 == 0)
+    if (rank == 0 && thread < columns)
     {
-      inverse_scales[co] = block::power_of_two(-exponent);
+      inverse_scales[channel] = block::power_of_two(-exponent);
     }
   }
 
   const int tile    = group * columns / problem.columns;
   const int in_tile = group * columns % problem.columns / columns;
+  bool at_hand      = Form == gemm_form::split; // the last item is
   bool broken       = false;
-  // Phases that the launcher has not listed.
-  for (int p = gemm_problem::listed + static_cast<int>(blockIdx.x * Threads + threadIdx.x); p < problem.total_phases();
-       p += static_cast<int>(gridDim.x) * Threads)
+  for (; item >= 0; item -= stride)
   {
-    phases[p] = make_gemm_phase(problem, p);
-  }
-
-  const int kernel_h = static_cast<int>(problem.axis[1].kernel);
-  const int kernel_w = static_cast<int>(problem.axis[2].kernel);
-  const int rows     = problem.total_phases() * problem.phase_stages;
-  for (int index = slice; index < rows; index += problem.pack_slices)
-  {
-    const int p            = index / problem.phase_stages;
-    const int number       = index - p * problem.phase_stages;
-    const gemm_phase phase = p < gemm_problem::listed ? problem.list[p] : make_gemm_phase(problem, p);
-    if (number >= phase.stages * (problem.chunks() - 1) + phase.last_stages)
+    if (!at_hand)
     {
-      continue;
+      load(item);
     }
-    const packed_stage stage(problem, phase, number);
-    unsigned char* target = packed + (static_cast<int64_t>(tile) * rows + index) * problem.stage_bytes + in_tile * 256;
-    const int row         = (stage.tap[0] * kernel_h + stage.tap[1]) * kernel_w;
-    int step              = 0; // of the stage
-    int set               = 0;
-    // Of the next piece: weight of the first channel of its block at tap 0 of the row, tap; negative at the end.
-    const auto next = [&](int& block) {
-      while (step < stage.steps)
-      {
-        const int at   = stage.first_step + step;
-        block          = stage.first_block + at / phase.shifts;
-        const auto tap = static_cast<int>(problem.tap(phase.along[2], at % phase.shifts, set));
-        if (++set == problem.sets)
-        {
-          set = 0;
-          ++step;
-        }
-        if (tap >= 0)
-        {
-          return row + tap;
-        }
-      }
-      return -1;
+    at_hand            = false;
+    const int block    = item / taps;
+    const int tap      = item - block * taps;
+    const int plane    = tap / (extent[1] * extent[2]);
+    const int in_plane = tap - plane * extent[1] * extent[2];
+    const packed_tap d = table[0][plane];
+    const packed_tap h = table[1][in_plane / extent[2]];
+    const packed_tap v = table[2][in_plane % extent[2]];
+    if (d.phase >= problem.phases[0] || h.phase >= problem.phases[1] || v.phase >= problem.phases[2])
+    {
+      continue; // no output has the phase
+    }
+    const int chunk    = block / problem.chunk_blocks;
+    const int in_chunk = block - chunk * problem.chunk_blocks;
+    const int together = in_chunk / problem.blocks_per_stage; // blocks of a stage
+    const int p        = (d.phase * problem.phases[1] + h.phase) * problem.phases[2] + v.phase;
+    // Stages of a row of the chunks before and of this one.
+    const auto row_stages = [&](int channels) {
+      return (channels + problem.blocks_per_stage - 1) / problem.blocks_per_stage * v.count;
     };
-    for (int piece = 0;; ++piece)
-    {
-      int block      = 0;
-      const int flat = next(block);
-      if (flat < 0)
-      {
-        break;
-      }
-      if (piece % teams != team)
-      {
-        continue;
-      }
-      unsigned char* to = target + piece * problem.piece_bytes();
-      In values[2];
-      TCONV_PRAGMA_UNROLL
-      for (int half = 0; half < (Form == gemm_form::tf32 ? 2 : 1); ++half)
-      {
-        const int ci = block * gemm_block_channels + packed_channel<Form>(thread, half);
-        values[half] = from_float<In>(0.0f);
-        if (ci < in_channels && co < problem.out_channels)
-        {
-          values[half] = w[(static_cast<int64_t>(ci) * problem.out_channels + co) * taps + flat];
-        }
-      }
-      if constexpr (Form == gemm_form::tf32)
-      {
-        if (thread % 2 == 0)
-        {
-          TCONV_PRAGMA_UNROLL
-          for (int half = 0; half < 2; ++half)
-          {
-            unsigned char* at = to + thread / 64 * problem.columns * 32 + half * 128 + n * 16 + thread % 8 / 2 * 4;
-            *reinterpret_cast<unsigned*>(at) = block::round_tf32(to_float(values[half]));
-          }
-        }
-      }
-      else
-      {
-        unsigned char* at = to + thread / 64 * 128 + n * 16 + thread % 8 * 2;
-        if constexpr (Form == gemm_form::split)
-        {
-          const float original = to_float(values[0]);
-          const float v        = original * scale;
-          const __half hi      = __float2half_rn(v);
-          const __half lo      = __float2half_rn((v - __half2float(hi)) * block::power_of_two(block::low_exponent));
-          const float rest = fabsf(v - __half2float(hi) - __half2float(lo) * block::power_of_two(-block::low_exponent));
-          broken           = broken || (original != 0.0f && !(v != 0.0f && rest <= problem.lost * fabsf(v)));
-          *reinterpret_cast<__half*>(at)                        = hi;
-          *reinterpret_cast<__half*>(at + problem.columns * 32) = lo;
-        }
-        else
-        {
-          *reinterpret_cast<In*>(at) = values[0];
-        }
-      }
-    }
+    const int stage = chunk * d.count * h.count * row_stages(problem.chunk_blocks)
+                    + (d.index * h.count + h.index) * row_stages(problem.blocks_of(chunk)) + together * v.count
+                    + v.index;
+    const int piece   = (in_chunk - together * problem.blocks_per_stage) * v.pieces + v.piece;
+    unsigned char* at = packed
+                      + ((static_cast<int64_t>(tile) * problem.total_phases() + p) * problem.phase_stages + stage)
+                          * problem.stage_bytes
+                      + (piece * problem.piece_bytes() + in_tile * 256 + column * 16);
+    broken = weights.store(at, problem.columns * 32, scale, problem.lost) || broken;
   }
   if constexpr (Form == gemm_form::split)
   {
     broken = __syncthreads_or(broken);
-    if (threadIdx.x == 0)
+    if (thread == 0)
     {
       lost[blockIdx.x] = broken ? 1u : 0u;
     }
+    cluster.barrier_wait();
   }
+#else
+  // Built for another architecture, or without TCONV_ENABLE_SM90A: the launcher must not come here.
+  asm volatile("trap;");
+#endif
 }
 
 } // namespace kernel

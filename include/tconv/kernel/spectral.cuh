@@ -17,56 +17,18 @@
 /// where the quadratic form needs far fewer matrices. x is real: frequencies f and -f are conjugates, and half of them is formed.
 /// All sums have a fixed order.
 
-#include "../block/async_copy.cuh"
+#include "../block/fourier.cuh"
+#include "../block/load_async.cuh"
+#include "../block/mma.cuh"
+#include "../block/split_complex.cuh"
 #include "../detail/launch.cuh"
 #include "../detail/spectral_plan.hpp"
 #include "../taps.hpp"
-#include "../thread/element.cuh"
-
-#include <type_traits>
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace block
 {
-
-/// Copies one element to shared memory as a float, or 0 where \p inside is false; without waiting where the types are the same.
-template <class In>
-TCONV_DEVICE void load_async(float* target, const In* source, bool inside)
-{
-  if constexpr (std::is_same<In, float>::value)
-  {
-    copy_async_or_zero(target, source, inside);
-  }
-  else
-  {
-    *target = inside ? to_float(*source) : 0.0f;
-  }
-}
-
-/// The same for 4 neighbours that are aligned to 16 bytes, in floats.
-template <class In>
-TCONV_DEVICE void load_async_quad(float* target, const In* source, bool inside)
-{
-  if constexpr (std::is_same<In, float>::value)
-  {
-    copy_async_16_or_zero(target, source, inside);
-  }
-  else
-  {
-    // Not read where it is outside: whole chunks of channels may be padding.
-    element_vector<In, 4> v = {};
-    if (inside)
-    {
-      v.load(source);
-    }
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i)
-    {
-      target[i] = inside ? to_float(v.values[i]) : 0.0f;
-    }
-  }
-}
 
 /// exp(2 pi i turns / size), exact in its argument.
 TCONV_DEVICE float2 unit_root(int turns, int size)
@@ -76,21 +38,134 @@ TCONV_DEVICE float2 unit_root(int turns, int size)
   return root;
 }
 
-/// K(g, f) of an axis, see above.
-TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid, int kernel)
+/// K(g, f) of an axis, see above: sin(pi grid t) / (size sin(pi t)) with t = f / size - g / grid, as kernel = (grid +
+/// 1) / 2.
+TCONV_DEVICE float resampling_weight(int g, int f, int size, int grid)
 {
-  // f / size - g / grid is a multiple of 1 / (size * grid): angles are reduced as integers.
+  // t is a multiple of 1 / (size * grid), and counts up to sign and whole turns: angles are reduced as integers.
   const int period = size * grid;
-  const int step   = (f * grid - g * size + period) % period;
-  float sum        = 1.0f;
-  int turns        = 0;
-  for (int l = 1; l < kernel; ++l)
+  int step         = (f * grid - g * size + period) % period;
+  step             = 2 * step > period ? period - step : step;
+  if (step == 0)
   {
-    turns += step;
-    turns -= turns >= period ? period : 0;
-    sum += 2.0f * cospif(2.0f * static_cast<float>(turns) / static_cast<float>(period));
+    return static_cast<float>(grid) / static_cast<float>(size);
   }
-  return sum / static_cast<float>(size);
+  int half_turns   = step % (2 * size); // of the numerator's sine, over size
+  const bool below = half_turns > size;
+  half_turns       = below ? 2 * size - half_turns : half_turns;
+  half_turns       = 2 * half_turns > size ? size - half_turns : half_turns;
+  const float sine = sinpif(static_cast<float>(half_turns) / static_cast<float>(size));
+  return (below ? -sine : sine)
+       / (static_cast<float>(size) * sinpif(static_cast<float>(step) / static_cast<float>(period)));
+}
+
+/// The same in parts that are even (cosines) and odd (sines) in both, by plain arithmetic: a constant where its
+/// arguments are.
+TCONV_DEVICE float2 constant_resampling_weight(int g, int f, int size, int grid)
+{
+  float2 sum = make_float2(1.0f, 0.0f);
+  TCONV_PRAGMA_UNROLL
+  for (int l = 1; l <= grid / 2; ++l)
+  {
+    const float2 a = constant_root(l * f % size, size);
+    const float2 b = constant_root(l * g % grid, grid);
+    sum.x += 2.0f * a.x * b.x;
+    sum.y += 2.0f * a.y * b.y;
+  }
+  return make_float2(sum.x / static_cast<float>(size), sum.y / static_cast<float>(size));
+}
+
+/// result(g) = sum over f of K(g, f) values(f) for one axis, frequencies f and -f together.
+template <int Size, int Grid>
+TCONV_DEVICE void resample(const float (&values)[Size], float (&result)[Grid])
+{
+  float even[Grid / 2 + 1] = {};
+  float odd[Grid / 2 + 1]  = {};
+  TCONV_PRAGMA_UNROLL
+  for (int f = 0; f <= Size / 2; ++f)
+  {
+    const int opposite     = (Size - f) % Size;
+    const float sum        = opposite == f ? values[f] : values[f] + values[opposite];
+    const float difference = values[f] - values[opposite];
+    TCONV_PRAGMA_UNROLL
+    for (int g = 0; g <= Grid / 2; ++g)
+    {
+      const float2 weight = constant_resampling_weight(g, f, Size, Grid);
+      even[g]             = fmaf(weight.x, sum, even[g]);
+      if (opposite != f && g > 0)
+      {
+        odd[g] = fmaf(weight.y, difference, odd[g]);
+      }
+    }
+  }
+  result[0] = even[0];
+  TCONV_PRAGMA_UNROLL
+  for (int g = 1; g <= Grid / 2; ++g)
+  {
+    result[g]        = even[g] + odd[g];
+    result[Grid - g] = even[g] - odd[g];
+  }
+}
+
+/// store(f, sum over t < count of load(t) conj(root^(f t))) for all f of an axis of the small grid, or those up to
+/// sign: frequencies f and -f together. \p roots: exp(2 pi i t / (2 count - 1)).
+template <class Load, class Store>
+TCONV_DEVICE void transform_taps(Load load, Store store, int count, bool upper, const float2* roots)
+{
+  const int size = 2 * count - 1;
+  for (int f = 0; f <= size / 2; ++f)
+  {
+    float2 cosines = make_float2(0.0f, 0.0f);
+    float2 sines   = make_float2(0.0f, 0.0f);
+    int turns      = 0;
+    for (int t = 0; t < count; ++t)
+    {
+      const float2 value = load(t);
+      const float2 z     = roots[turns];
+      cosines.x          = fmaf(value.x, z.x, cosines.x);
+      cosines.y          = fmaf(value.y, z.x, cosines.y);
+      sines.x            = fmaf(value.x, z.y, sines.x);
+      sines.y            = fmaf(value.y, z.y, sines.y);
+      turns += f;
+      turns -= turns >= size ? size : 0;
+    }
+    store(f, forward_frequency(cosines, sines));
+    if (upper && f > 0)
+    {
+      store(size - f, backward_frequency(cosines, sines));
+    }
+  }
+}
+
+/// The same where the roots are constants.
+template <int Count, class Load, class Store>
+TCONV_DEVICE void transform_few_taps(Load load, Store store, bool upper)
+{
+  constexpr int size = 2 * Count - 1;
+  float2 values[Count];
+  TCONV_PRAGMA_UNROLL
+  for (int t = 0; t < Count; ++t)
+  {
+    values[t] = load(t);
+  }
+  TCONV_PRAGMA_UNROLL
+  for (int f = 0; f <= size / 2; ++f)
+  {
+    float2 cosines = values[0];
+    float2 sines   = make_float2(0.0f, 0.0f);
+    TCONV_PRAGMA_UNROLL
+    for (int t = 1; t < Count; ++t)
+    {
+      const float2 z = constant_root(f * t % size, size);
+      cosines        = make_float2(fmaf(values[t].x, z.x, cosines.x), fmaf(values[t].y, z.x, cosines.y));
+      sines          = make_float2(fmaf(values[t].x, z.y, sines.x), fmaf(values[t].y, z.y, sines.y));
+    }
+    store(f, forward_frequency(cosines, sines));
+    if (upper && f > 0)
+    {
+      store(size - f, backward_frequency(cosines, sines));
+    }
+  }
 }
 
 /// The tile (i, j), i <= j, of tile pair \p pair: pairs count along rows.
@@ -352,11 +427,10 @@ __global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
         {
           if (column < columns && f + q < pairs)
           {
-            // C - i S, and C + i S for -f.
-            *up = make_float2(cosines[r][q].x + sines[r][q].y, cosines[r][q].y - sines[r][q].x);
+            *up = block::forward_frequency(cosines[r][q], sines[r][q]);
             if (f + q != 0 && 2 * (f + q) != problem.size[1])
             {
-              *down = make_float2(cosines[r][q].x - sines[r][q].y, cosines[r][q].y + sines[r][q].x);
+              *down = block::backward_frequency(cosines[r][q], sines[r][q]);
             }
           }
           up += frequency_step;
@@ -367,23 +441,21 @@ __global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
   }
 }
 
-/// \p spectra [size d][half w][size h][batch][padded channels] from \p planes (see transform_planes): the transform along d. A warp
-/// takes 32 channels of one line. Persistent.
+/// \p spectra (see spectral_problem::spectra) from \p planes (see transform_planes): the transform along d. A warp
+/// takes 32 channels of two lines, those of frequencies h and -h. Persistent.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_constant__ spectral_problem problem,
                                                                    const float2* planes,
-                                                                   float2* spectra)
+                                                                   uint2* spectra)
 {
   constexpr int held  = 4;
   constexpr int warps = Policy::threads / 32;
   extern __shared__ float2 depth_scratch[];
-  const int pairs   = problem.pairs(0);
-  const int depth   = problem.in[0];
-  float2* roots     = depth_scratch; // [in d][pairs]
-  const int warp    = static_cast<int>(threadIdx.x) / 32;
-  const int lane    = static_cast<int>(threadIdx.x) % 32;
-  float2* values    = roots + depth * pairs + warp * depth * 32 + lane; // [in d][32]
-  const int64_t all = problem.batch * problem.padded_channels();
+  const int pairs = problem.pairs(0);
+  const int depth = problem.in[0];
+  float2* roots   = depth_scratch; // [in d][pairs]
+  const int warp  = static_cast<int>(threadIdx.x) / 32;
+  const int lane  = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x); i < depth * pairs; i += Policy::threads)
   {
     roots[i] = block::unit_root(i / pairs * (i % pairs), problem.size[0]);
@@ -391,31 +463,34 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   runtime::grid_dependency_wait();
   __syncthreads();
 
-  const int tiles = static_cast<int>(problem.channel_tiles());
-  const int batch = static_cast<int>(problem.batch);
-  const int items = problem.size[1] * problem.half() * batch * tiles;
+  const int tiles            = static_cast<int>(problem.channel_tiles());
+  const int batch            = static_cast<int>(problem.batch);
+  const int half             = problem.half();
+  const int64_t padded       = problem.padded_channels();
+  const int64_t line_step    = depth * padded;
+  const int64_t frequency_fd = half * problem.row_groups() * problem.group_spectra() / 2; // in pairs
+  const int pairs_h          = problem.row_groups() * Policy::gram_pairs;
+  const int items            = pairs_h * half * batch * tiles;
   for (int item = static_cast<int>(blockIdx.x) * warps + warp; item < items;
        item += static_cast<int>(gridDim.x) * warps)
   {
-    const int line   = item / tiles; // (fh, fw, n)
-    const int c      = (item - line * tiles) * 32 + lane;
-    const int bin    = line / batch;
-    const int n      = line - bin * batch;
-    const int fh     = bin / problem.half();
-    const int fw     = bin - fh * problem.half();
-    const float2* at = planes + static_cast<int64_t>(line) * depth * problem.padded_channels() + c;
-    TCONV_PRAGMA_UNROLL_4
-    for (int d = 0; d < depth; ++d)
-    {
-      values[d * 32] = at[d * problem.padded_channels()];
-    }
-    float2* target = spectra + (static_cast<int64_t>(fw) * problem.size[1] + fh) * all + n * problem.padded_channels()
-                   + c;
-    const int64_t frequency_step = static_cast<int64_t>(problem.half()) * problem.size[1] * all;
+    const int c    = item % tiles * 32 + lane;
+    const int n    = item / tiles % batch;
+    const int fw   = item / tiles / batch % half;
+    const int pair = item / tiles / batch / half;
+    // A pair that does not exist counts for nothing; it is some other one.
+    const int existing   = pair < problem.row_pairs() ? pair : 0;
+    const int opposite   = problem.opposite_row(existing);
+    const float2* at     = planes + ((static_cast<int64_t>(existing) * half + fw) * batch + n) * line_step + c;
+    const float2* across = planes + ((static_cast<int64_t>(opposite) * half + fw) * batch + n) * line_step + c;
+    const int swizzle    = spectral_problem::spectrum_swizzle(n);
+    const int64_t group  = static_cast<int64_t>(fw) * problem.row_groups() + pair / Policy::gram_pairs;
+    auto* target = reinterpret_cast<uint4*>(spectra + group * problem.group_spectra() + problem.spectrum_place(n, c))
+                 + (pair % Policy::gram_pairs ^ swizzle / 2);
     for (int f = 0; f < pairs; f += held)
     {
-      float2 cosines[held] = {};
-      float2 sines[held]   = {};
+      float2 cosines[held][2] = {};
+      float2 sines[held][2]   = {};
       int next[held];
       TCONV_PRAGMA_UNROLL
       for (int q = 0; q < held; ++q)
@@ -425,27 +500,39 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
       TCONV_PRAGMA_UNROLL_4
       for (int d = 0; d < depth; ++d)
       {
-        const float2 value = values[d * 32];
+        const float2 values[2] = {at[d * padded], across[d * padded]};
         TCONV_PRAGMA_UNROLL
         for (int q = 0; q < held; ++q)
         {
           const float2 root = roots[d * pairs + next[q]];
-          cosines[q].x      = fmaf(value.x, root.x, cosines[q].x);
-          cosines[q].y      = fmaf(value.y, root.x, cosines[q].y);
-          sines[q].x        = fmaf(value.x, root.y, sines[q].x);
-          sines[q].y        = fmaf(value.y, root.y, sines[q].y);
+          TCONV_PRAGMA_UNROLL
+          for (int r = 0; r < 2; ++r)
+          {
+            cosines[q][r].x = fmaf(values[r].x, root.x, cosines[q][r].x);
+            cosines[q][r].y = fmaf(values[r].y, root.x, cosines[q][r].y);
+            sines[q][r].x   = fmaf(values[r].x, root.y, sines[q][r].x);
+            sines[q][r].y   = fmaf(values[r].y, root.y, sines[q][r].y);
+          }
         }
       }
+      const auto store = [&](int fd, float2 v, float2 w) {
+        const block::split_complex a = block::split_complex::of(swizzle % 2 == 0 ? v : w);
+        const block::split_complex b = block::split_complex::of(swizzle % 2 == 0 ? w : v);
+        target[fd * frequency_fd]    = make_uint4(a.high, a.low, b.high, b.low);
+      };
       TCONV_PRAGMA_UNROLL
       for (int q = 0; q < held; ++q)
       {
         if (f + q < pairs)
         {
-          const int opposite               = f + q == 0 ? 0 : problem.size[0] - (f + q);
-          target[(f + q) * frequency_step] = make_float2(cosines[q].x + sines[q].y, cosines[q].y - sines[q].x);
-          if (opposite != f + q)
+          store(f + q,
+                block::forward_frequency(cosines[q][0], sines[q][0]),
+                block::forward_frequency(cosines[q][1], sines[q][1]));
+          if (f + q != 0 && 2 * (f + q) != problem.size[0])
           {
-            target[opposite * frequency_step] = make_float2(cosines[q].x - sines[q].y, cosines[q].y + sines[q].x);
+            store(problem.size[0] - (f + q),
+                  block::backward_frequency(cosines[q][0], sines[q][0]),
+                  block::backward_frequency(cosines[q][1], sines[q][1]));
           }
         }
       }
@@ -453,80 +540,158 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   }
 }
 
-/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block accumulates
-/// grid_chunk frequencies of the grid for one tile pair and one (f_d, f_w). Persistent.
+/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block
+/// accumulates the frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one (f_d, f_w); a warp
+/// has 16 x 8 elements. Persistent.
+///
+/// Frequencies f and -f along h come together: with K(g, -f) = K(-g, f) the sum of their matrices counts for S'(g) +
+/// S'(-g), their difference for S'(g) - S'(-g), and each needs half of the products.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads,
                              2) void accumulate_matrices(const __grid_constant__ spectral_problem problem,
-                                                         const float2* spectra,
+                                                         const uint4* spectra,
                                                          float2* matrices)
 {
   constexpr int tile    = Policy::tile;
   constexpr int samples = Policy::samples;
-  constexpr int chunk   = Policy::grid_chunk;
-  static_assert(Policy::threads == tile * tile / 4, "tconv: a thread holds 2 x 2 elements");
-  constexpr int stages      = Policy::gram_stages;
-  constexpr int stage_parts = samples * tile; // of 16 bytes, two complex numbers each
-  extern __shared__ float4 gram_scratch[];
-  auto* weights    = reinterpret_cast<float*>(gram_scratch + stages * stage_parts); // [size h][grid h, in whole chunks]
-  const int thread = static_cast<int>(threadIdx.x);
-  const int chunks = (problem.grid[1] + chunk - 1) / chunk;
-  for (int i = thread; i < problem.size[1] * chunks * chunk; i += Policy::threads)
+  constexpr int pairs   = Policy::grid_pairs;
+  constexpr int stages  = Policy::gram_stages;
+  constexpr int depth   = Policy::gram_pairs;
+  static_assert(tile == 32 && samples == 16 && depth == 2 && Policy::threads == 256,
+                "tconv: 2 x 4 warps have 16 x 8 elements each");
+  constexpr int places      = 2 * depth;               // of a channel's frequencies in a group
+  constexpr int stage_tile  = samples * tile * places; // [sample][channel][place]
+  constexpr int stage_pitch = 2 * stage_tile;
+  extern __shared__ uint4 gram_scratch[];
+  auto* const values = reinterpret_cast<uint2*>(gram_scratch);
+  // [pair of frequencies]: weights of sums for grid frequencies 0, 1, ..., then of differences for 1, 2, ...; of pair
+  // 0, whose two frequencies are their own opposites: of the first for 0, 1, ..., then of the second.
+  constexpr int row_pitch = Policy::gram_weights;
+  auto* weights           = reinterpret_cast<float*>(values + stages * stage_pitch);
+  const int thread        = static_cast<int>(threadIdx.x);
+  const int size          = problem.size[1];
+  const int count         = problem.row_pairs();
+  const int groups        = problem.row_groups();
+  const int chunks        = problem.grid_chunks();
+  for (int i = thread; i < chunks * groups * depth * row_pitch; i += Policy::threads)
   {
-    const int g = i % (chunks * chunk);
-    weights[i]  = g < problem.grid[1] ? block::resampling_weight(
-                   g, i / (chunks * chunk), problem.size[1], problem.grid[1], problem.kernel[1])
-                                      : 0.0f;
+    const int slot  = i % row_pitch;
+    const int f     = i / row_pitch % (groups * depth);
+    const int first = i / row_pitch / (groups * depth) * pairs;
+    const bool odd  = slot > pairs;
+    const int g     = odd ? slot - pairs - (f == 0 ? 1 : 0) : slot;
+    // No frequency is half of an odd size, and grid frequency 0 belongs to the first chunk.
+    const bool none   = f >= count || g > pairs || (f == 0 && odd && size % 2 != 0) || (g == 0 && first > 0);
+    const int f_one   = f == 0 && odd ? size / 2 : f;
+    const int f_other = f == 0 ? f_one : size - f;
+    const auto of     = [&](int f_h) { return block::resampling_weight(first + g, f_h, size, problem.grid[1]); };
+    weights[i]        = none ? 0.0f : 0.5f * (of(f_one) + (f > 0 && odd ? -1.0f : 1.0f) * of(f_other));
   }
   runtime::grid_dependency_wait();
 
-  const int row        = thread / (tile / 2) * 2;
-  const int column     = thread % (tile / 2) * 2;
-  const int64_t padded = problem.padded_channels();
-  const int64_t bins   = static_cast<int64_t>(problem.size[0]) * problem.half();
-  const int batch      = static_cast<int>(problem.batch);
-  const int steps      = problem.size[1] * ((batch + samples - 1) / samples);
-  const int64_t items  = problem.tile_pairs() * bins * chunks;
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
+  const int warp      = thread / 32;
+  const int lane      = thread % 32;
+  const int row       = warp % 2 * 16 + lane / 4;
+  const int column    = warp / 2 * 8;
+  const int bins      = problem.size[0] * problem.half();
+  const int batch     = static_cast<int>(problem.batch);
+  const int steps     = groups * ((batch + samples - 1) / samples);
+  const auto pairs_of = static_cast<int>(problem.tile_pairs());
+  const int items     = pairs_of * bins * chunks; // the plan sees to it that they are counted in 32 bits
+  // This thread's fragments are samples lane % 4 + 4 i of channels row, row + 8 and column + lane / 4.
+  const int swizzle = spectral_problem::spectrum_swizzle(lane % 4);
+  const int first   = (lane % 4 * tile + row) * places;
+  // Re and im of conj(a) b for 16 x 8 channels. Rows 0 to 7 of an instruction are high parts of channels, the others
+  // low ones.
+  const auto multiply = [](const uint2* a, int to_b, float(&sums)[2][4]) {
+    constexpr int sample = tile * places;
+    float parts[2][2][4] = {}; // [re, im][8 channels]
+    TCONV_PRAGMA_UNROLL
+    for (int k = 0; k < samples; k += 8)
+    {
+      const uint2 b      = a[to_b + k * sample];
+      const uint2 b_next = a[to_b + (k + 4) * sample];
+      TCONV_PRAGMA_UNROLL
+      for (int q = 0; q < 2; ++q)
+      {
+        const uint2 a_one        = a[8 * q * places + k * sample];
+        const uint2 a_next       = a[8 * q * places + (k + 4) * sample];
+        const unsigned factor[4] = {a_one.x, a_one.y, a_next.x, a_next.y};
+        block::multiply_add(parts[0][q], factor, b.y, b_next.y);
+        block::multiply_add(parts[1][q], factor, block::quarter_turn(b.y), block::quarter_turn(b_next.y));
+        block::multiply_add(parts[0][q], factor, b.x, b_next.x);
+        block::multiply_add(parts[1][q], factor, block::quarter_turn(b.x), block::quarter_turn(b_next.x));
+      }
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int e = 0; e < 8; ++e)
+    {
+      const float* part  = parts[e / 4][e % 4 / 2];
+      sums[e / 4][e % 4] = part[e % 2] + part[e % 2 + 2];
+    }
+  };
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
   {
-    const int64_t bin         = item % bins;
-    const int64_t pair        = item / bins % problem.tile_pairs();
-    const int first_grid      = static_cast<int>(item / bins / problem.tile_pairs()) * chunk;
+    const int pair            = item % pairs_of;
+    const int bin             = item / pairs_of % bins;
+    const int chunk           = item / pairs_of / bins;
     const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
-    // This thread copies two channels of one sample in each turn: sample by sample, frequency by frequency.
-    constexpr int turns     = stage_parts / Policy::threads;
-    constexpr int turn_rows = Policy::threads / tile;
-    const int part          = thread % tile;
-    const float2* from      = spectra + bin * problem.size[1] * batch * padded + thread / tile * padded
-                       + (part < tile / 2 ? at.i : at.j) * tile + part % (tile / 2) * 2;
-    float4* target   = gram_scratch + thread;
-    int copied       = 0;             // steps
-    int copied_n     = thread / tile; // the sample that this thread copies next
-    const auto stage = [&] {
+    const bool two_tiles      = at.i != at.j;
+    // Copies are of 16 bytes, counted in 32 bits: the plan sees to it.
+    constexpr int parts    = stage_tile / 2;
+    const auto tile_parts  = static_cast<int>(batch * tile * places / 2);
+    const auto group_parts = static_cast<int>(problem.group_spectra() / 2);
+    const int across       = static_cast<int>(at.j - at.i) * tile_parts;
+    int next               = bin * groups * group_parts + static_cast<int>(at.i) * tile_parts + thread;
+    int copied             = 0; // steps
+    int copied_n           = 0; // the first sample of the step that is copied next
+    const auto stage       = [&] {
       if (copied < steps)
       {
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < turns; ++i)
+        uint4* target   = gram_scratch + copied % stages * (2 * parts) + thread;
+        const int limit = (batch - copied_n) * tile * places / 2 - thread;
+        const auto copy = [&](int to, const uint4* from) {
+          // Bounds cost more than the copies.
+          if (batch - copied_n >= samples)
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < parts; i += Policy::threads)
+            {
+              block::copy_async_16(reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i));
+            }
+          }
+          else
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < parts; i += Policy::threads)
+            {
+              block::copy_async_16_or_zero(
+                reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i), i < limit);
+            }
+          }
+        };
+        copy(0, spectra + next);
+        if (two_tiles)
         {
-          const bool inside = copied_n + i * turn_rows < batch;
-          block::copy_async_16_or_zero(reinterpret_cast<float*>(target + i * Policy::threads),
-                                       reinterpret_cast<const float*>(inside ? from + i * turn_rows * padded : from),
-                                       inside);
+          copy(parts, spectra + next + across);
         }
-        const int left = batch - (copied_n - thread / tile); // samples of this frequency, this step's included
-        from += (left < samples ? left : samples) * padded;
-        copied_n = left <= samples ? thread / tile : copied_n + samples;
         ++copied;
-        target = copied % stages == 0 ? gram_scratch + thread : target + stage_parts;
+        copied_n += samples;
+        next += parts;
+        if (copied_n >= batch)
+        {
+          next += group_parts - copied_n * (tile * places / 2);
+          copied_n = 0;
+        }
       }
       block::copy_async_commit();
     };
-    float2 sums[chunk][2][2]  = {};
-    float2 bin_sums[2][2]     = {};
-    const float4* values      = gram_scratch;
-    const float* of_frequency = weights + first_grid;
-    int first_n               = 0;
-    bool zero                 = bin == 0; // frequency 0 along all axes
+    const int to_b = (two_tiles ? stage_tile : 0) + (column - row + lane / 4) * places; // from the fragments of a
+    float even[pairs + 1][2][4] = {}; // S'(g) + S'(-g) for the chunk's g, and 0; re and im
+    float odd[pairs][2][4]      = {}; // S'(g) - S'(-g), likewise halved
+    const float* of_pair        = weights + chunk * groups * depth * row_pitch;
+    int first_n                 = 0;
+    int group                   = 0;
     __syncthreads();
     for (int step = 0; step < stages - 1; ++step)
     {
@@ -537,169 +702,222 @@ __global__ __launch_bounds__(Policy::threads,
       block::copy_async_wait<stages - 2>();
       __syncthreads();
       stage();
-      TCONV_PRAGMA_UNROLL
-      for (int n = 0; n < samples; ++n)
+#pragma unroll 1
+      for (int p = 0; p < depth; ++p)
       {
-        const float4 a = values[n * tile + row / 2];
-        const float4 b = values[n * tile + tile / 2 + column / 2];
-        const auto add = [](float2& sum, float ar, float ai, float br, float bi) {
-          // conj(a) b
-          sum.x = fmaf(ai, bi, fmaf(ar, br, sum.x));
-          sum.y = fmaf(-ai, br, fmaf(ar, bi, sum.y));
-        };
-        add(bin_sums[0][0], a.x, a.y, b.x, b.y);
-        add(bin_sums[0][1], a.x, a.y, b.z, b.w);
-        add(bin_sums[1][0], a.z, a.w, b.x, b.y);
-        add(bin_sums[1][1], a.z, a.w, b.z, b.w);
+        // Matrices of both frequencies, re and im.
+        float here[2][4];
+        float opposite[2][4];
+        const uint2* fragments = values + step % stages * stage_pitch + first;
+        multiply(fragments + (2 * p ^ swizzle), to_b, here);
+        multiply(fragments + ((2 * p + 1) ^ swizzle), to_b, opposite);
+        const float* weight = of_pair + p * row_pitch;
+        if (p == 0 && group == 0)
+        {
+          // Without frequency 0 along all axes.
+          TCONV_PRAGMA_UNROLL
+          for (int g = 0; g <= pairs; ++g)
+          {
+            const float first = bin == 0 ? 0.0f : weight[g];
+            TCONV_PRAGMA_UNROLL
+            for (int e = 0; e < 8; ++e)
+            {
+              even[g][e / 4][e % 4] = fmaf(
+                weight[pairs + 1 + g], opposite[e / 4][e % 4], fmaf(first, here[e / 4][e % 4], even[g][e / 4][e % 4]));
+            }
+          }
+        }
+        else
+        {
+          TCONV_PRAGMA_UNROLL
+          for (int e = 0; e < 8; ++e)
+          {
+            const float sum        = here[e / 4][e % 4] + opposite[e / 4][e % 4];
+            const float difference = here[e / 4][e % 4] - opposite[e / 4][e % 4];
+            TCONV_PRAGMA_UNROLL
+            for (int g = 0; g <= pairs; ++g)
+            {
+              even[g][e / 4][e % 4] = fmaf(weight[g], sum, even[g][e / 4][e % 4]);
+            }
+            TCONV_PRAGMA_UNROLL
+            for (int g = 0; g < pairs; ++g)
+            {
+              odd[g][e / 4][e % 4] = fmaf(weight[pairs + 1 + g], difference, odd[g][e / 4][e % 4]);
+            }
+          }
+        }
       }
-      values = (step + 1) % stages == 0 ? gram_scratch : values + stage_parts;
       first_n += samples;
       if (first_n >= batch)
       {
         first_n = 0;
-        TCONV_PRAGMA_UNROLL
-        for (int g = 0; g < chunk; ++g)
-        {
-          const float weight = zero ? 0.0f : of_frequency[g];
-          TCONV_PRAGMA_UNROLL
-          for (int e = 0; e < 4; ++e)
-          {
-            sums[g][e / 2][e % 2].x = fmaf(weight, bin_sums[e / 2][e % 2].x, sums[g][e / 2][e % 2].x);
-            sums[g][e / 2][e % 2].y = fmaf(weight, bin_sums[e / 2][e % 2].y, sums[g][e / 2][e % 2].y);
-          }
-        }
-        zero = false;
-        of_frequency += chunks * chunk;
-        TCONV_PRAGMA_UNROLL
-        for (int e = 0; e < 4; ++e)
-        {
-          bin_sums[e / 2][e % 2] = make_float2(0.0f, 0.0f);
-        }
+        ++group;
+        of_pair += depth * row_pitch;
       }
     }
-    TCONV_PRAGMA_UNROLL
-    for (int g = 0; g < chunk; ++g)
+    const auto store = [&](int g, const float(&re)[4], const float(&im)[4]) {
+      float2* target = matrices + ((g * problem.tile_pairs() + pair) * bins + bin) * (tile * tile) + row * tile + column
+                     + lane % 4 * 2;
+      *reinterpret_cast<float4*>(target)            = make_float4(re[0], im[0], re[1], im[1]);
+      *reinterpret_cast<float4*>(target + 8 * tile) = make_float4(re[2], im[2], re[3], im[3]);
+    };
+    if (chunk == 0)
     {
-      if (first_grid + g < problem.grid[1])
+      store(0, even[0][0], even[0][1]);
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int g = 1; g <= pairs; ++g)
+    {
+      const int frequency = chunk * pairs + g;
+      if (frequency < problem.kernel[1])
       {
-        float2* target = matrices + (((first_grid + g) * problem.tile_pairs() + pair) * bins + bin) * (tile * tile);
+        float sum[2][4];
+        float difference[2][4];
         TCONV_PRAGMA_UNROLL
-        for (int r = 0; r < 2; ++r)
+        for (int e = 0; e < 8; ++e)
         {
-          *reinterpret_cast<float4*>(target + (row + r) * tile + column) = make_float4(
-            sums[g][r][0].x, sums[g][r][0].y, sums[g][r][1].x, sums[g][r][1].y);
+          sum[e / 4][e % 4]        = even[g][e / 4][e % 4] + odd[g - 1][e / 4][e % 4];
+          difference[e / 4][e % 4] = even[g][e / 4][e % 4] - odd[g - 1][e / 4][e % 4];
         }
+        store(frequency, sum[0], sum[1]);
+        store(problem.grid[1] - frequency, difference[0], difference[1]);
       }
     }
   }
 }
 
-/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along w and d. Frequencies along w count
-/// for their conjugates, half where they are their own. A thread takes two elements of the matrices.
-template <class Policy>
-__global__ __launch_bounds__(Policy::resample_elements / 2 * Policy::resample_rows,
-                             3) void resample_matrices(const __grid_constant__ spectral_problem problem,
-                                                       const float2* matrices,
-                                                       float2* resampled)
+/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along d and w. Frequencies
+/// along w count for their conjugates, half where they are their own. A thread takes one number of the matrices, and
+/// grid_chunk^2 frequencies.
+///
+/// \p Size: one of tuning::volume_sizes, where weights along d are constants (grid_chunk grid frequencies), or of
+/// zeros.
+template <class Policy, class Size>
+__global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_threads) void resample_matrices(
+  const __grid_constant__ spectral_problem problem, const float* matrices, float* resampled)
 {
-  constexpr int width   = Policy::resample_elements;
-  constexpr int rows    = Policy::resample_rows;
-  constexpr int threads = width / 2 * rows;
+  constexpr int threads = Policy::resample_threads;
   constexpr int chunk   = Policy::grid_chunk;
-  constexpr int stages  = Policy::resample_stages;
+  constexpr bool known  = Size::d > 0;
+  constexpr int batch   = known ? Size::d : Policy::resample_batch;
+  constexpr int pitch   = Policy::resample_weights;
   extern __shared__ float4 resample_scratch[];
-  const int half   = problem.half();
-  const int parts  = half * (width / 2);                                          // of 16 bytes
-  auto* weights_w  = reinterpret_cast<float*>(resample_scratch + stages * parts); // [grid w][half w]
-  float* weights_d = weights_w + problem.grid[2] * half;                          // [size d][grid d]
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < problem.grid[2] * half; i += threads)
+  const int half       = known ? Size::w / 2 + 1 : problem.half();
+  const int size       = known ? Size::d : problem.size[0];
+  const int batches    = (size + batch - 1) / batch;
+  const int chunks_w   = (problem.grid[2] + chunk - 1) / chunk;
+  const int chunks_d   = known ? 1 : (problem.grid[0] + chunk - 1) / chunk;
+  auto* const of_w     = reinterpret_cast<float*>(resample_scratch); // [chunk][half w][grid w]
+  float* const of_d    = of_w + chunks_w * half * pitch;             // [chunk][size d, in whole batches][grid d]
+  const int thread     = static_cast<int>(threadIdx.x);
+  const auto set_table = [&](float* table, int axis, int chunks, int frequencies, auto weight) {
+    for (int i = thread; i < chunks * frequencies * pitch; i += threads)
+    {
+      const int f = i / pitch % frequencies;
+      const int g = i / pitch / frequencies * chunk + i % pitch;
+      table[i]    = i % pitch < chunk && g < problem.grid[axis]
+                    ? weight(f) * block::resampling_weight(g, f, problem.size[axis], problem.grid[axis])
+                    : 0.0f;
+    }
+  };
+  set_table(of_w, 2, chunks_w, half, [&](int f) { return f == 0 || 2 * f == problem.size[2] ? 0.5f : 1.0f; });
+  if constexpr (!known)
   {
-    const int f     = i % half;
-    const bool self = f == 0 || 2 * f == problem.size[2];
-    weights_w[i]    = (self ? 0.5f : 1.0f)
-                 * block::resampling_weight(i / half, f, problem.size[2], problem.grid[2], problem.kernel[2]);
-  }
-  for (int i = thread; i < problem.grid[0] * problem.size[0]; i += threads)
-  {
-    weights_d[i] = block::resampling_weight(
-      i % problem.grid[0], i / problem.grid[0], problem.size[0], problem.grid[0], problem.kernel[0]);
+    set_table(of_d, 0, chunks_d, batches * batch, [&](int f) { return f < size ? 1.0f : 0.0f; });
   }
   runtime::grid_dependency_wait();
+  __syncthreads();
 
-  const int element      = thread % (width / 2);
-  const int row          = thread / (width / 2);
-  const int64_t per_tile = problem.tile_elements() / 2; // of 16 bytes
-  const int64_t pieces   = per_tile / (width / 2);
-  const int64_t items    = problem.grid[1] * problem.tile_pairs() * pieces;
-  const auto add         = [](float4& sum, float weight, const float4& v) {
-    sum.x = fmaf(weight, v.x, sum.x);
-    sum.y = fmaf(weight, v.y, sum.y);
-    sum.z = fmaf(weight, v.z, sum.z);
-    sum.w = fmaf(weight, v.w, sum.w);
-  };
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x)
+  constexpr int64_t numbers = 2 * spectral_problem::tile_elements();
+  constexpr int64_t pieces  = numbers / threads;
+  const int64_t piece       = blockIdx.x % pieces;
+  const int64_t pair        = blockIdx.x / pieces % problem.tile_pairs();
+  const int64_t gh          = blockIdx.x / pieces / problem.tile_pairs();
+  const int64_t step_d      = half * numbers;
+  const float* from         = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + thread;
+  for (int chunk_w = 0; chunk_w < chunks_w; ++chunk_w)
   {
-    const int64_t piece = item % pieces;
-    const int64_t pair  = item / pieces % problem.tile_pairs();
-    const int64_t gh    = item / pieces / problem.tile_pairs();
-    const float4* from  = reinterpret_cast<const float4*>(matrices)
-                       + (gh * problem.tile_pairs() + pair) * problem.size[0] * half * per_tile + piece * (width / 2);
-    for (int first_w = 0; first_w < problem.grid[2]; first_w += rows)
+    for (int chunk_d = 0; chunk_d < chunks_d; ++chunk_d)
     {
-      for (int first_d = 0; first_d < problem.grid[0]; first_d += chunk)
-      {
-        const int gw       = first_w + row;
-        float4 sums[chunk] = {};
-        const auto stage   = [&](int fd) {
-          if (fd < problem.size[0])
-          {
-            float4* target = resample_scratch + fd % stages * parts;
-            for (int f = row; f < half; f += rows)
-            {
-              block::copy_async_16(reinterpret_cast<float*>(target + f * (width / 2) + element),
-                                   reinterpret_cast<const float*>(from + (fd * half + f) * per_tile + element));
-            }
-          }
-          block::copy_async_commit();
-        };
-        __syncthreads();
-        for (int fd = 0; fd < stages - 1; ++fd)
+      float sums[chunk][chunk] = {};
+      float column[chunk]      = {}; // of one f_w
+      float values[batch];
+      int next_w      = 0;
+      int next_d      = 0;
+      const auto load = [&] {
+        const float* at = from + next_w * numbers + next_d * step_d;
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < batch; ++i)
         {
-          stage(fd);
+          values[i] = known || next_d + i < size ? *at : 0.0f;
+          at += step_d;
         }
-        for (int fd = 0; fd < problem.size[0]; ++fd)
+        next_d += batch;
+        if (next_d >= size)
         {
-          block::copy_async_wait<stages - 2>();
-          __syncthreads();
-          stage(fd + stages - 1);
-          const float4* line = resample_scratch + fd % stages * parts + element;
-          if (gw < problem.grid[2])
+          next_d = 0;
+          ++next_w;
+        }
+      };
+      const float* weight_d = of_d + chunk_d * batches * batch * pitch;
+      const float* weight_w = of_w + chunk_w * half * pitch;
+      load();
+      for (int step = 1; step <= half * batches; ++step)
+      {
+        if constexpr (known)
+        {
+          block::resample<Size::d, chunk>(values, column);
+        }
+        else
+        {
+          TCONV_PRAGMA_UNROLL
+          for (int i = 0; i < batch; ++i)
           {
-            const float* of_w = weights_w + gw * half;
-            float4 sum        = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            TCONV_PRAGMA_UNROLL_4
-            for (int f = 0; f < half; ++f)
-            {
-              add(sum, of_w[f], line[f * (width / 2)]);
-            }
-            const float* of_d = weights_d + fd * problem.grid[0] + first_d;
             TCONV_PRAGMA_UNROLL
             for (int g = 0; g < chunk; ++g)
             {
-              add(sums[g], first_d + g < problem.grid[0] ? of_d[g] : 0.0f, sum);
+              column[g] = fmaf(weight_d[i * pitch + g], values[i], column[g]);
             }
           }
+          weight_d += batch * pitch;
         }
-        TCONV_PRAGMA_UNROLL
-        for (int g = 0; g < chunk; ++g)
+        // Under way during the update below.
+        if (step < half * batches)
         {
-          if (gw < problem.grid[2] && first_d + g < problem.grid[0])
+          load();
+        }
+        if (known || step % batches == 0)
+        {
+          weight_d = of_d + chunk_d * batches * batch * pitch;
+          TCONV_PRAGMA_UNROLL
+          for (int d = 0; d < chunk; ++d)
           {
-            const int64_t place = (static_cast<int64_t>(first_d + g) * problem.grid[1] + gh) * problem.grid[2] + gw;
-            reinterpret_cast<float4*>(
-              resampled)[(place * problem.tile_pairs() + pair) * per_tile + piece * (width / 2) + element] = sums[g];
+            TCONV_PRAGMA_UNROLL
+            for (int w = 0; w < chunk; ++w)
+            {
+              sums[d][w] = fmaf(weight_w[w], column[d], sums[d][w]);
+            }
+            column[d] = 0.0f;
           }
+          weight_w += pitch;
+        }
+      }
+      const int64_t place_step = problem.tile_pairs() * numbers;
+      TCONV_PRAGMA_UNROLL
+      for (int d = 0; d < chunk; ++d)
+      {
+        const int gd = chunk_d * chunk + d;
+        float* to    = resampled + pair * numbers + piece * threads + thread
+                  + ((static_cast<int64_t>(gd) * problem.grid[1] + gh) * problem.grid[2] + chunk_w * chunk)
+                      * place_step;
+        TCONV_PRAGMA_UNROLL
+        for (int w = 0; w < chunk; ++w)
+        {
+          if (gd < problem.grid[0] && chunk_w * chunk + w < problem.grid[2])
+          {
+            *to = sums[d][w];
+          }
+          to += place_step;
         }
       }
     }
@@ -737,29 +955,12 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
   }
   runtime::grid_dependency_wait();
 
-  // store(f, sum over t of load(t) conj(root^(f t))) for all f of an axis, or those up to sign: frequencies f and -f together.
-  const auto transform = [](auto load, auto store, int count, int size, bool upper, const float2* root) {
-    for (int f = 0; f <= size / 2; ++f)
+  const auto transform = [](auto load, auto store, int count, bool upper, const float2* root) {
+    switch (count)
     {
-      float2 cosines = make_float2(0.0f, 0.0f);
-      float2 sines   = make_float2(0.0f, 0.0f);
-      int turns      = 0;
-      for (int t = 0; t < count; ++t)
-      {
-        const float2 value = load(t);
-        const float2 z     = root[turns];
-        cosines.x          = fmaf(value.x, z.x, cosines.x);
-        cosines.y          = fmaf(value.y, z.x, cosines.y);
-        sines.x            = fmaf(value.x, z.y, sines.x);
-        sines.y            = fmaf(value.y, z.y, sines.y);
-        turns += f;
-        turns -= turns >= size ? size : 0;
-      }
-      store(f, make_float2(cosines.x + sines.y, cosines.y - sines.x));
-      if (upper && f > 0)
-      {
-        store(size - f, make_float2(cosines.x - sines.y, cosines.y + sines.x));
-      }
+      case 3: return block::transform_few_taps<3>(load, store, upper);
+      case 5: return block::transform_few_taps<5>(load, store, upper);
+      default: return block::transform_taps(load, store, count, upper, root);
     }
   };
   const int64_t tiles = ceil_div(problem.out_channels, channels);
@@ -783,7 +984,6 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       transform([&](int t) { return make_float2(values[(line * kw + t) * channels + c], 0.0f); },
                 [&](int f, float2 v) { lines[(line * half + f) * channels + c] = v; },
                 kw,
-                problem.grid[2],
                 false,
                 roots[2]);
     }
@@ -796,7 +996,6 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       transform([&](int t) { return lines[(d * kh + t) * line_width + rest]; },
                 [&](int f, float2 v) { rows[(d * problem.grid[1] + f) * line_width + rest] = v; },
                 kh,
-                problem.grid[1],
                 true,
                 roots[1]);
     }
@@ -813,7 +1012,6 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
         transform([&](int t) { return rows[t * plane + i]; },
                   [&](int f, float2 v) { target[f * step] = v; },
                   kd,
-                  problem.grid[0],
                   true,
                   roots[0]);
       }
@@ -822,24 +1020,27 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
 }
 
 /// \p squares [out channels][grid frequencies]: the quadratic form of each output channel at each frequency of the small grid, weighted, so
-/// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output channels.
+/// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output
+/// channels, a warp 8 of them.
 template <class Policy>
-__global__ __launch_bounds__(Policy::threads, 3) void evaluate_form(const __grid_constant__ spectral_problem problem,
+__global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid_constant__ spectral_problem problem,
                                                                     const float2* resampled,
                                                                     const float2* tap_spectra,
                                                                     double* squares)
 {
-  constexpr int tile  = Policy::tile;
-  constexpr int width = Policy::form_channels;
-  static_assert(Policy::threads == tile / 2 * (width / 4), "tconv: a thread holds 2 x 4 elements");
-  __shared__ alignas(16) float2 matrix[tile][tile + 2]; // [j][i]
-  __shared__ alignas(16) float2 taps[tile][width];      // [j][co]
-  __shared__ float partial[tile / 2][width];
+  constexpr int tile    = Policy::tile;
+  constexpr int width   = Policy::form_channels;
+  constexpr int threads = Policy::threads;
+  constexpr int rows    = tile / 16; // of matrix instructions
+  static_assert(threads == 32 * width / 8, "tconv: a warp has 8 output channels");
+  // Fragments are 8 x 4 or 4 x 8 numbers: rows lie 4 numbers of 8 bytes apart, modulo all banks.
+  __shared__ float2 matrix[tile][tile + 4]; // [i][j]
+  __shared__ float2 taps[tile][width + 4];  // [j][co]
   runtime::grid_dependency_wait();
 
   const int thread          = static_cast<int>(threadIdx.x);
-  const int row             = thread / (width / 4) * 2;
-  const int column          = thread % (width / 4) * 2; // and its neighbour, and both again half a tile on
+  const int lane            = thread % 32;
+  const int column          = thread / 32 * 8;
   const int64_t tiles       = ceil_div(problem.out_channels, width);
   const int64_t frequencies = problem.grid_frequencies();
   const int half            = problem.half_grid();
@@ -850,89 +1051,100 @@ __global__ __launch_bounds__(Policy::threads, 3) void evaluate_form(const __grid
     const block::grid_frequency f = block::grid_frequency::of(problem, number);
     const int64_t place           = (static_cast<int64_t>(f.d) * problem.grid[1] + f.h) * half + f.w;
     const auto matrices           = [&](int d, int h, int w) {
-      return ((static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w) * problem.tile_pairs()
-           * problem.tile_elements();
+      return resampled
+           + ((static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w) * problem.tile_pairs()
+               * problem.tile_elements();
     };
-    const float2* here     = resampled + matrices(f.d, f.h, f.w);
-    const float2* opposite = resampled
-                           + matrices((problem.grid[0] - f.d) % problem.grid[0],
+    const float2* here     = matrices(f.d, f.h, f.w);
+    const float2* opposite = matrices((problem.grid[0] - f.d) % problem.grid[0],
                                       (problem.grid[1] - f.h) % problem.grid[1],
                                       (problem.grid[2] - f.w) % problem.grid[2]);
-    const float2* spectra = tap_spectra + place * problem.in_channels * problem.out_channels + first;
-    const auto tap        = [&](int64_t c, int co) {
-      return c < problem.in_channels && first + co < problem.out_channels ? spectra[c * problem.out_channels + co]
-                                                                                 : make_float2(0.0f, 0.0f);
-    };
-    float total[4] = {};
+    const float2* spectra  = tap_spectra + place * problem.in_channels * problem.out_channels + first;
+    float total[2]         = {};
     for (int64_t i = 0; i < problem.channel_tiles(); ++i)
     {
-      float2 products[2][4] = {};
-      for (int64_t j = i; j < problem.channel_tiles(); ++j)
+      float products[2][rows][4] = {}; // re, im
+      // Tile i comes last: its taps are needed again.
+      for (int64_t j = problem.channel_tiles() - 1; j >= i; --j)
       {
         const int64_t from = block::tile_pair{i, j}.number(problem.channel_tiles()) * problem.tile_elements();
         // Tiles above the diagonal stand for their transposes.
         const float weight = i == j ? 1.0f : 2.0f;
         __syncthreads();
-        for (int e = thread; e < tile * tile; e += Policy::threads)
+        TCONV_PRAGMA_UNROLL
+        for (int e = thread; e < tile * tile; e += threads)
         {
           const float2 a             = here[from + e];
           const float2 b             = opposite[from + e];
-          matrix[e % tile][e / tile] = make_float2(weight * (a.x + b.x), weight * (a.y - b.y));
+          matrix[e / tile][e % tile] = make_float2(weight * (a.x + b.x), weight * (a.y - b.y));
         }
-        for (int e = thread; e < tile * width; e += Policy::threads)
+        TCONV_PRAGMA_UNROLL
+        for (int e = thread; e < tile * width; e += threads)
         {
-          taps[e / width][e % width] = tap(j * tile + e / width, e % width);
+          const int64_t c            = j * tile + e / width;
+          const int64_t co           = e % width;
+          const bool inside          = c < problem.in_channels && first + co < problem.out_channels;
+          taps[e / width][e % width] = inside ? spectra[c * problem.out_channels + co] : make_float2(0.0f, 0.0f);
         }
         __syncthreads();
+        float parts[2][rows][4] = {};
         TCONV_PRAGMA_UNROLL
-        for (int k = 0; k < tile; ++k)
+        for (int k = 0; k < tile; k += 4)
         {
-          const float4 s   = *reinterpret_cast<const float4*>(&matrix[k][row]);
-          const float4 w01 = *reinterpret_cast<const float4*>(&taps[k][column]);
-          const float4 w23 = *reinterpret_cast<const float4*>(&taps[k][column + width / 2]);
-          const auto add   = [](float2& sum, float ar, float ai, float br, float bi) {
-            sum.x = fmaf(-ai, bi, fmaf(ar, br, sum.x));
-            sum.y = fmaf(ai, br, fmaf(ar, bi, sum.y));
-          };
-          add(products[0][0], s.x, s.y, w01.x, w01.y);
-          add(products[0][1], s.x, s.y, w01.z, w01.w);
-          add(products[0][2], s.x, s.y, w23.x, w23.y);
-          add(products[0][3], s.x, s.y, w23.z, w23.w);
-          add(products[1][0], s.z, s.w, w01.x, w01.y);
-          add(products[1][1], s.z, s.w, w01.z, w01.w);
-          add(products[1][2], s.z, s.w, w23.x, w23.y);
-          add(products[1][3], s.z, s.w, w23.z, w23.w);
+          // The instruction's summation index is 4 real parts, then their imaginary parts.
+          const float2 w                = taps[k + lane % 4][column + lane / 4];
+          const block::split_float w_re = block::split_float::of(w.x);
+          const block::split_float w_im = block::split_float::of(w.y);
+          constexpr unsigned sign       = 0x80000000u;
+          TCONV_PRAGMA_UNROLL
+          for (int q = 0; q < rows; ++q)
+          {
+            const float2 s[2] = {matrix[16 * q + lane / 4][k + lane % 4], matrix[16 * q + 8 + lane / 4][k + lane % 4]};
+            const block::split_float split[4] = {block::split_float::of(s[0].x),
+                                                 block::split_float::of(s[1].x),
+                                                 block::split_float::of(s[0].y),
+                                                 block::split_float::of(s[1].y)};
+            const unsigned high[4]            = {split[0].high, split[1].high, split[2].high, split[3].high};
+            const unsigned low[4]             = {split[0].low, split[1].low, split[2].low, split[3].low};
+            block::multiply_add_tf32(parts[0][q], low, w_re.high, w_im.high ^ sign);
+            block::multiply_add_tf32(parts[1][q], low, w_im.high, w_re.high);
+            block::multiply_add_tf32(parts[0][q], high, w_re.low, w_im.low ^ sign);
+            block::multiply_add_tf32(parts[1][q], high, w_im.low, w_re.low);
+            block::multiply_add_tf32(parts[0][q], high, w_re.high, w_im.high ^ sign);
+            block::multiply_add_tf32(parts[1][q], high, w_im.high, w_re.high);
+          }
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int e = 0; e < 2 * rows * 4; ++e)
+        {
+          products[e / 4 / rows][e / 4 % rows][e % 4] += parts[e / 4 / rows][e / 4 % rows][e % 4];
         }
       }
       TCONV_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r)
+      for (int e = 0; e < 4 * rows; ++e)
       {
-        TCONV_PRAGMA_UNROLL
-        for (int q = 0; q < 4; ++q)
-        {
-          const float2 value = tap(i * tile + row + r, column + q / 2 * (width / 2) + q % 2);
-          total[q] += fmaf(value.x, products[r][q].x, value.y * products[r][q].y);
-        }
+        const float2 w = taps[e / 2 * 8 + lane / 4][column + lane % 4 * 2 + e % 2];
+        total[e % 2] += fmaf(w.x, products[0][e / 4][e % 4], w.y * products[1][e / 4][e % 4]);
       }
     }
     TCONV_PRAGMA_UNROLL
-    for (int q = 0; q < 4; ++q)
+    for (int c = 0; c < 2; ++c)
     {
-      partial[row / 2][column + q / 2 * (width / 2) + q % 2] = total[q];
-    }
-    __syncthreads();
-    if (thread < width && first + thread < problem.out_channels)
-    {
-      double sum = 0;
-      for (int r = 0; r < tile / 2; ++r)
+      // Over the rows of the fragments.
+      auto sum = static_cast<double>(total[c]);
+      TCONV_PRAGMA_UNROLL
+      for (int step = 4; step < 32; step *= 2)
       {
-        sum += static_cast<double>(partial[r][thread]);
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
       }
-      // All but frequency 0 stand for their conjugates too.
-      squares[(first + thread) * frequencies + number] = sum * (place == 0 ? 1.0 : 2.0)
-                                                       / static_cast<double>(problem.grid_positions());
+      const int64_t channel = first + column + lane % 4 * 2 + c;
+      if (lane < 4 && channel < problem.out_channels)
+      {
+        // All but frequency 0 stand for their conjugates too.
+        squares[channel * frequencies + number] = sum * (place == 0 ? 1.0 : 2.0)
+                                                / static_cast<double>(problem.grid_positions());
+      }
     }
-    __syncthreads();
   }
 }
 

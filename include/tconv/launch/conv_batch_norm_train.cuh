@@ -166,7 +166,7 @@ template <int Rank, class In, class Out, class... Before, class... Functors>
     return runtime::argument(name, p, p != nullptr ? shape.out_channels : 0);
   };
   const auto run = [&](const auto& plan, const auto&) -> status {
-    if (status s = runtime::check_engine(plan, opts); !s.ok())
+    if (status s = runtime::check_engine(opts, plan.tensor_cores); !s.ok())
     {
       return s;
     }

@@ -51,6 +51,19 @@ struct gather_workspace
   return {};
 }
 
+/// Whether a plan that uses \p tensor_cores is what \p opts ask for.
+[[nodiscard]] inline status check_engine(const options& opts, bool tensor_cores)
+{
+  if (opts.engine != engine::automatic && opts.engine != (tensor_cores ? engine::implicit_gemm : engine::gather))
+  {
+    return status::error(
+      status_code::not_supported,
+      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
+      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+  }
+  return {};
+}
+
 /// Packs the weights, then runs the gather kernel of \p plan with \p finish. \p x: first channel of the slice.
 template <class In, class Finish>
 [[nodiscard]] status launch_gather(const detail::gather_plan& plan,
@@ -345,7 +358,11 @@ private:
       if (tensor_cores)
       {
         const kernel::store_gemm_outputs<chain_of_run, element> finish{
-          functors_of_run, to.data, to.strides, !last && vector(2 * gemm.problem.sets)};
+          functors_of_run,
+          to.data,
+          to.strides,
+          last ? vector(block::fragment_channel_vector<element>)
+               : shape.stride[2] == gemm.problem.sets && vector(2 * gemm.problem.sets)};
         return launch_gemm(x, w, finish, opts, space, stream);
       }
 #endif
@@ -445,20 +462,6 @@ auto visit_conv_transpose_plan(const conv_transpose_shape<3>& shape,
   }
 }
 
-/// not_supported where options ask for another engine than that of \p plan.
-template <class Plan>
-[[nodiscard]] status check_engine(const Plan& plan, const options& opts)
-{
-  if (opts.engine != engine::automatic && opts.engine != (plan.tensor_cores ? engine::implicit_gemm : engine::gather))
-  {
-    return status::error(
-      status_code::not_supported,
-      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
-      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
-  }
-  return {};
-}
-
 } // namespace runtime
 
 /// Bytes of workspace that conv_transpose() needs for the same types, shape, chain and options; 0 for an invalid shape and where
@@ -551,7 +554,7 @@ template <int Rank, class In, class Out, class... Functors>
 
   const int64_t written = chain_type::output_channels(shape.out_channels);
   const auto run        = [&](const auto& plan, const auto& chain_of_run) -> status {
-    if (status s = runtime::check_engine(plan, opts); !s.ok())
+    if (status s = runtime::check_engine(opts, plan.tensor_cores); !s.ok())
     {
       return s;
     }

@@ -74,14 +74,13 @@ template <gemm_form Form, class In, class Finish>
                                           bool overlap_predecessor,
                                           cudaStream_t stream)
 {
-  constexpr int pack_threads = 512;
-  const gemm_problem& p      = plan.problem;
-  unsigned char* packed      = pieces.packed.get(space);
-  gemm_phase* phases         = pieces.phases.get(space);
-  float* inverse_scales      = pieces.inverse_scales.get(space);
-  unsigned* lost             = pieces.lost.get(space);
-  int device                 = 0;
-  int multiprocessors        = 0;
+  const gemm_problem& p = plan.problem;
+  unsigned char* packed = pieces.packed.get(space);
+  gemm_phase* phases    = pieces.phases.get(space);
+  float* inverse_scales = pieces.inverse_scales.get(space);
+  unsigned* lost        = pieces.lost.get(space);
+  int device            = 0;
+  int multiprocessors   = 0;
   if (status s = check(cudaGetDevice(&device), "cudaGetDevice"); !s.ok())
   {
     return s;
@@ -92,9 +91,14 @@ template <gemm_form Form, class In, class Finish>
   {
     return s;
   }
+  const int64_t kernel_extents = p.axis[0].kernel + p.axis[1].kernel + p.axis[2].kernel;
   if (status s = launch("tconv::kernel::prepare_implicit_gemm",
-                        kernel::prepare_implicit_gemm<Form, pack_threads, In>,
-                        {plan.pack_blocks, pack_threads, 0, overlap_predecessor},
+                        kernel::prepare_implicit_gemm<Form, In>,
+                        {plan.pack_blocks,
+                         tuning::implicit_gemm_pack_threads,
+                         static_cast<std::size_t>(kernel_extents) * sizeof(kernel::packed_tap),
+                         overlap_predecessor,
+                         tuning::implicit_gemm_pack_cluster},
                         stream,
                         p,
                         w,

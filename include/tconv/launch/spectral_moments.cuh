@@ -7,6 +7,7 @@
 #include "../detail/spectral_plan.hpp"
 #include "../detail/workspace_layout.hpp"
 #include "../kernel/spectral.cuh"
+#include "../kernel/transform_volume.cuh"
 #include "tensor_chain.cuh"
 
 #include <algorithm>
@@ -37,102 +38,113 @@ struct spectral_workspace
   [[nodiscard]] status launch_squares(
     const spectral_problem& problem, const In* x, const In* w, const workspace& space, cudaStream_t stream) const
   {
-    using policy       = tuning::spectral_policy;
-    constexpr int tile = policy::tile;
-    constexpr int held = policy::resample_elements / 2 * policy::resample_rows;
+    using policy = tuning::spectral_policy;
     // Blocks that compute tables first are as many as are resident, or fewer.
     constexpr int64_t resident = 132 * 2;
-    const auto bytes           = [](int64_t b) { return static_cast<std::size_t>(b); };
+    const auto start           = [&](
+                         const char* name, auto kernel, int64_t blocks, int threads, int64_t bytes, auto... arguments) {
+      return launch(name,
+                    kernel,
+                    {std::min(blocks, max_grid), threads, static_cast<std::size_t>(bytes), true},
+                    stream,
+                    problem,
+                    arguments...);
+    };
+    auto* spectra_of_x   = reinterpret_cast<uint2*>(spectra.get(space));
+    float2* row_matrices = planes.get(space);
+    float2* resampled    = spectra.get(space);
     // Rows of x in vectors of 4 elements, each copied at once.
     const bool quads = !problem.x.channels_last() && problem.in[2] % 4 == 0
                     && aligned_groups(x, gcd(problem.x.channel, problem.x.sample), 4);
-    const int64_t plane_items = problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels);
-    if (status s = launch("tconv::kernel::transform_planes",
-                          kernel::transform_planes<policy, In>,
-                          {std::min(plane_items, resident),
-                           policy::plane_threads,
-                           bytes(detail::plane_layout::of(problem).bytes(problem)),
-                           true},
-                          stream,
-                          problem,
-                          x,
-                          quads,
-                          planes.get(space));
-        !s.ok())
+    status s;
+    const bool whole = detail::with_volume_size(tuning::volume_sizes{}, problem, [&](auto size) {
+      using volume_size = decltype(size);
+      s                 = start("tconv::kernel::transform_volume",
+                kernel::transform_volume<policy, volume_size, In>,
+                problem.batch * problem.padded_channels(),
+                policy::volume_threads,
+                detail::volume_pitches<volume_size>::bytes(problem),
+                x,
+                quads,
+                spectra_of_x);
+    });
+    if (!whole)
     {
-      return s;
+      s = start(
+        "tconv::kernel::transform_planes",
+        kernel::transform_planes<policy, In>,
+        std::min(problem.batch * problem.in[0] * (problem.padded_channels() / problem.plane_channels), resident),
+        policy::plane_threads,
+        detail::plane_layout::of(problem).bytes(problem),
+        x,
+        quads,
+        planes.get(space));
     }
-    const int64_t depth_items = static_cast<int64_t>(problem.size[1]) * problem.half() * problem.batch
-                              * problem.channel_tiles();
-    if (status s = launch("tconv::kernel::transform_depth",
-                          kernel::transform_depth<policy>,
-                          {std::min(ceil_div(depth_items, policy::threads / 32), resident * 2),
-                           policy::threads,
-                           bytes(detail::depth_bytes(problem)),
-                           true},
-                          stream,
-                          problem,
-                          planes.get(space),
-                          spectra.get(space));
-        !s.ok())
+    if (s.ok() && !whole)
     {
-      return s;
+      const int64_t lines = static_cast<int64_t>(problem.row_pairs()) * problem.half() * problem.batch
+                          * problem.channel_tiles();
+      s = start("tconv::kernel::transform_depth",
+                kernel::transform_depth<policy>,
+                std::min(ceil_div(lines, policy::threads / 32), resident * 2),
+                policy::threads,
+                detail::depth_bytes(problem),
+                planes.get(space),
+                spectra_of_x);
     }
-    const int64_t chunks     = ceil_div(problem.grid[1], policy::grid_chunk);
-    const int64_t gram_items = problem.tile_pairs() * static_cast<int64_t>(problem.size[0]) * problem.half() * chunks;
-    if (status s = launch("tconv::kernel::accumulate_matrices",
-                          kernel::accumulate_matrices<policy>,
-                          {std::min(gram_items, resident), policy::threads, bytes(detail::gram_bytes(problem)), true},
-                          stream,
-                          problem,
-                          spectra.get(space),
-                          planes.get(space));
-        !s.ok())
+    if (s.ok())
     {
-      return s;
+      const int64_t items = problem.tile_pairs() * problem.size[0] * problem.half() * problem.grid_chunks();
+      s                   = start("tconv::kernel::accumulate_matrices",
+                kernel::accumulate_matrices<policy>,
+                std::min(items, resident),
+                policy::threads,
+                detail::gram_bytes(problem),
+                reinterpret_cast<const uint4*>(spectra_of_x),
+                row_matrices);
     }
-    if (status s = launch(
-          "tconv::kernel::resample_matrices",
-          kernel::resample_matrices<policy>,
-          {std::min(problem.grid[1] * problem.tile_pairs() * (tile * tile / policy::resample_elements), max_grid),
-           held,
-           bytes(detail::resample_bytes(problem)),
-           true},
-          stream,
-          problem,
-          planes.get(space),
-          spectra.get(space));
-        !s.ok())
+    if (s.ok())
     {
-      return s;
+      const auto resample = [&](auto resample_kernel) {
+        s = start("tconv::kernel::resample_matrices",
+                  resample_kernel,
+                  problem.grid[1] * problem.tile_pairs() * (2 * problem.tile_elements() / policy::resample_threads),
+                  policy::resample_threads,
+                  detail::resample_bytes(problem),
+                  reinterpret_cast<const float*>(row_matrices),
+                  reinterpret_cast<float*>(resampled));
+      };
+      const bool constant = problem.grid[0] == policy::grid_chunk
+                         && detail::with_volume_size(tuning::volume_sizes{}, problem, [&](auto size) {
+                              resample(kernel::resample_matrices<policy, decltype(size)>);
+                            });
+      if (!constant)
+      {
+        resample(kernel::resample_matrices<policy, tuning::volume_size<0, 0, 0>>);
+      }
     }
-    if (status s = launch(
-          "tconv::kernel::transform_taps",
-          kernel::transform_taps<policy, In>,
-          {std::min(problem.in_channels * ceil_div(problem.out_channels, problem.tap_channels), max_grid),
-           policy::threads,
-           bytes(detail::tap_bytes(problem)),
-           true},
-          stream,
-          problem,
-          w,
-          taps.get(space));
-        !s.ok())
+    if (s.ok())
     {
-      return s;
+      s = start("tconv::kernel::transform_taps",
+                kernel::transform_taps<policy, In>,
+                problem.in_channels * ceil_div(problem.out_channels, problem.tap_channels),
+                policy::threads,
+                detail::tap_bytes(problem),
+                w,
+                taps.get(space));
     }
-    return launch(
-      "tconv::kernel::evaluate_form",
-      kernel::evaluate_form<policy>,
-      {std::min(problem.grid_frequencies() * ceil_div(problem.out_channels, policy::form_channels), max_grid),
-       policy::threads,
-       0,
-       true},
-      stream,
-      problem,
-      spectra.get(space),
-      taps.get(space),
-      squares.get(space));
+    if (s.ok())
+    {
+      s = start("tconv::kernel::evaluate_form",
+                kernel::evaluate_form<policy>,
+                problem.grid_frequencies() * ceil_div(problem.out_channels, policy::form_channels),
+                policy::threads,
+                0,
+                resampled,
+                taps.get(space),
+                squares.get(space));
+    }
+    return s;
   }
 };
 

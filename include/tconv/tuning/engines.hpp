@@ -30,9 +30,9 @@ struct engine_costs
   /// Per output whose logits are stored and finished by another kernel: 8 bytes of copy.
   static constexpr double logits = 2e-9;
   /// Per weight.
-  static constexpr double pack_split = 0.24e-6;
-  static constexpr double pack_tf32  = 0.16e-6;
-  static constexpr double pack_half  = 0.09e-6;
+  static constexpr double pack_split = 6.0e-9;
+  static constexpr double pack_tf32  = 4.5e-9;
+  static constexpr double pack_half  = 4.1e-9;
 };
 
 } // namespace tuning
