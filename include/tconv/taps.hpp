@@ -13,6 +13,9 @@
 /// *Tap classes.* Neighbouring inputs whose landing taps are the same set form a class; there are at most 2*kernel + 1 of them per
 /// axis, and a single one where nothing is cropped.
 ///
+/// *Pooled axes.* Sums over windows of outputs are a transposed convolution again, where windows are a divisor of the stride apart:
+/// its taps are sums of this one's.
+///
 /// Everything here is exact integer arithmetic, constexpr, for host and device.
 
 #include "detail/config.hpp"
@@ -234,6 +237,30 @@ struct conv_axis
     return class_from(i);
   }
 
+  /// The axis whose outputs are the sums of \p size >= 1 neighbouring outputs of this one, \p step apart, with \p step a divisor of
+  /// the stride; windows that stick out are dropped.
+  ///
+  /// Output j of it sums the outputs [j*step, j*step + size). Input i and tap t reach that where 0 <= i*stride + shift - j*step < size
+  /// with shift = t*dilation - padding: with i*stride = i*(stride/step)*step for the j = i*(stride/step) + u that have
+  /// 0 <= shift - u*step < size. So its taps are the range of u that any t reaches, and its stride is stride/step.
+  TCONV_HOST_DEVICE constexpr conv_axis pooled(int64_t size, int64_t step) const
+  {
+    conv_axis result;
+    result.in      = in;
+    result.out     = out < size ? 0 : (out - size) / step + 1;
+    result.stride  = stride / step;
+    result.padding = -first_pooled_tap(size, step);
+    result.kernel  = floor_div((kernel - 1) * dilation - padding, step) + result.padding + 1;
+    return result;
+  }
+
+  /// The taps of this axis that are summed to tap \p u of pooled(size, step).
+  TCONV_HOST_DEVICE constexpr index_range pooled_taps(int64_t size, int64_t step, int64_t u) const
+  {
+    const int64_t origin = (first_pooled_tap(size, step) + u) * step + padding;
+    return clip(ceil_div(origin, dilation), ceil_div(origin + size, dilation), kernel);
+  }
+
   /// a * b mod m without overflow for 0 <= a, b < m < 2^62.
   TCONV_HOST_DEVICE static constexpr int64_t multiply_mod(int64_t a, int64_t b, int64_t m)
   {
@@ -251,6 +278,13 @@ struct conv_axis
       a = (a + a) % m;
     }
     return result;
+  }
+
+private:
+  /// Least u with 0 <= t*dilation - padding - u*step < size for any t; never positive.
+  TCONV_HOST_DEVICE constexpr int64_t first_pooled_tap(int64_t size, int64_t step) const
+  {
+    return floor_div(-padding - size, step) + 1;
   }
 };
 

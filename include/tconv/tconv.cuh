@@ -9,6 +9,7 @@
 #include "launch/apply_chain.cuh"
 #include "launch/batch_norm_train.cuh"
 #include "launch/batch_norm_train_global_mean.cuh"
+#include "launch/conv_batch_norm_train.cuh"
 #include "launch/conv_transpose.cuh"
 #include "launch/describe.cuh"
 #include "launch/fold_batch_norm.cuh"

@@ -157,6 +157,47 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constan
   }
 }
 
+/// What normalises each channel behind \p before in train mode, and the running statistics; a channel per block.
+///
+/// \p statistics: of the convolution's outputs. With a = slope of before: centres[c] = before(mean[c]) and slopes[c] = gamma /
+/// sqrt(a^2 var[c] + eps).
+template <int Threads, class Chain>
+__global__ __launch_bounds__(Threads) void batch_norm_statistics(const __grid_constant__ partial_moments statistics,
+                                                                 float* centres,
+                                                                 float* slopes,
+                                                                 int64_t channels,
+                                                                 const __grid_constant__ Chain before,
+                                                                 const batch_norm_arguments arguments)
+{
+  using block_merge = cub::BlockReduce<moments<double>, Threads>;
+  __shared__ typename block_merge::TempStorage scratch;
+  runtime::grid_dependency_wait();
+  runtime::grid_dependency_release();
+
+  for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
+  {
+    // The order of the tree is fixed.
+    const moments<double> total = block_merge(scratch).Reduce(
+      statistics.moments_of(c, static_cast<int>(threadIdx.x), Threads),
+      [](moments<double> a, const moments<double>& b) {
+        a.merge(b);
+        return a;
+      });
+    if (threadIdx.x == 0)
+    {
+      const coordinate at = {0, c};
+      const double slope  = chain_slope(before, at);
+      const double mean   = apply_to_mean(before, total.mean, at);
+      const double gamma  = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
+      centres[c]          = static_cast<float>(mean);
+      slopes[c]           = static_cast<float>(
+        batch_norm_slope(slope * slope * total.biased_variance(), static_cast<double>(arguments.eps), gamma));
+      update_running_statistics(arguments, c, mean, slope * slope * total.unbiased_variance());
+    }
+    __syncthreads();
+  }
+}
+
 /// Per-channel slopes and offsets of BatchNorm in eval mode behind a bias: slope * (v + bias) + offset form folded into
 /// slopes[c] * v + offsets[c].
 template <int Threads>

@@ -6,9 +6,12 @@
 
 #include "../detail/arguments.cuh"
 #include "../detail/choose_engine.hpp"
+#include "../detail/fold_average_pool.hpp"
 #include "../detail/workspace_layout.hpp"
+#include "../kernel/fold_average_pool.cuh"
 #include "../kernel/gather.cuh"
 #include "../kernel/prepare_gather.cuh"
+#include "../tuning/collapse.hpp"
 #include "implicit_gemm.cuh"
 #include "tensor_chain.cuh"
 
@@ -106,6 +109,98 @@ template <class In, class Finish>
   });
 }
 
+/// The tensors that a convolution runs with where its outputs are averaged: taps summed over windows, and where one window covers an
+/// axis, inputs summed along that.
+struct folded_tensors
+{
+  tap_windows taps;
+  axis_classes inputs;
+  bool any = false; ///< else the tensors are the user's
+  detail::workspace_layout::piece<float> w;
+  detail::workspace_layout::piece<float> x;
+
+  folded_tensors() = default;
+  /// Of \p shape, as \p fold says.
+  folded_tensors(detail::workspace_layout& layout,
+                 const conv_transpose_shape<3>& shape,
+                 const detail::average_pool_fold& fold,
+                 const options& opts)
+      : any(fold.any())
+  {
+    if (!any)
+    {
+      return;
+    }
+    for (int a = 0; a < 3; ++a)
+    {
+      taps.axis[a]   = shape.axis(a);
+      taps.kernel[a] = fold.shape.kernel[static_cast<std::size_t>(a)];
+      taps.size[a]   = fold.size[a];
+      taps.step[a]   = fold.step[a];
+      taps.folded[a] = fold.folded[a];
+      inputs.outer *= a < fold.collapsed ? taps.axis[a].in : 1;
+      inputs.extent = a == fold.collapsed ? taps.axis[a].in : inputs.extent;
+      inputs.inner *= a > fold.collapsed ? taps.axis[a].in : 1;
+    }
+    taps.in_channels   = shape.in_channels;
+    taps.out_per_group = shape.out_channels / shape.groups;
+    taps.collapsed     = fold.collapsed;
+    taps.classes       = fold.classes;
+    inputs.x           = input_strides(shape, opts);
+    inputs.batch       = shape.batch;
+    inputs.channels    = shape.in_channels;
+    inputs.classes     = fold.classes;
+    for (int i = 0; i < fold.classes; ++i)
+    {
+      taps.class_taps[i] = fold.table[i].taps;
+      inputs.inputs[i]   = fold.table[i].inputs;
+    }
+    w = layout.add<float>(taps.sums());
+    x = layout.add<float>(fold.collapsed >= 0 ? fold.shape.input_elements() : 0);
+  }
+
+  /// An axis is summed away.
+  [[nodiscard]] bool collapsed() const { return taps.collapsed >= 0; }
+
+  /// Sums \p user_x where an axis is collapsed, and \p user_w.
+  [[nodiscard]] status launch(const float* user_x,
+                              const float* user_w,
+                              const workspace& space,
+                              bool overlap_predecessor,
+                              cudaStream_t stream) const
+  {
+    using policy = tuning::collapse_policy;
+    if (collapsed())
+    {
+      const auto sum = [&](auto width) {
+        const int64_t threads = inputs.batch * inputs.channels * inputs.outer * (inputs.inner / decltype(width)::value);
+        return runtime::launch(
+          "tconv::kernel::sum_along_axis",
+          kernel::sum_along_axis<policy, decltype(width)::value, float>,
+          {std::min(ceil_div(threads, policy::axis_threads), max_grid), policy::axis_threads, 0, overlap_predecessor},
+          stream,
+          inputs,
+          user_x,
+          x.get(space));
+      };
+      const bool vectors = !inputs.x.channels_last() && aligned_groups(user_x, inputs.inner, 4);
+      if (status s = vectors ? sum(std::integral_constant<int, 4>{}) : sum(std::integral_constant<int, 1>{}); !s.ok())
+      {
+        return s;
+      }
+      overlap_predecessor = true;
+    }
+    constexpr int threads = 128;
+    return runtime::launch("tconv::kernel::sum_tap_windows",
+                           kernel::sum_tap_windows<threads, float>,
+                           {std::min(ceil_div(taps.sums(), threads), max_grid), threads, 0, overlap_predecessor},
+                           stream,
+                           taps,
+                           user_w,
+                           w.get(space));
+  }
+};
+
 /// How conv_transpose() runs a shape with a chain: the plan and its workspace, for query and run alike. The functors before the
 /// first pool are the convolution's; behind them what they leave is fp32 in the workspace, and the pools follow pass by pass.
 template <class Chain, class In, class Out>
@@ -116,6 +211,7 @@ struct conv_transpose_plan
   static constexpr bool pooled = Chain::pools > 0;
   using head_out               = std::conditional_t<pooled, float, Out>; ///< what the convolution writes
 
+  conv_transpose_shape<3> shape;
   detail::gather_plan gather;
   detail::gemm_plan gemm;
   bool tensor_cores; ///< the products are formed by gemm, else by gather
@@ -131,8 +227,12 @@ struct conv_transpose_plan
   detail::workspace_layout::piece<float> head_result; ///< where pools follow: channels first
   pool_passes<tail> passes;
 
-  conv_transpose_plan(const conv_transpose_shape<3>& shape, const options& opts, const pool_windows<Chain>& pools)
-      : gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
+  folded_tensors folded;
+
+  /// \p windows: of the pools of the chain.
+  conv_transpose_plan(const conv_transpose_shape<3>& convolution, const options& opts, const pool_window* windows)
+      : shape(convolution)
+      , gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
       , gemm(opts.engine != engine::gather && implicit_gemm_available()
                ? detail::plan_implicit_gemm(shape, form_of<In>(opts.math), opts.input_layout)
                : detail::gemm_plan{})
@@ -148,22 +248,48 @@ struct conv_transpose_plan
       , logits(layout.add<float>(fused || in_place ? 0 : shape.output_elements()))
       , head_result(layout.add<float>(
           pooled ? shape.batch * head::output_channels(shape.out_channels) * shape.output_positions() : 0))
-      , passes(layout, shape.batch, head::output_channels(shape.out_channels), false, pools.windows.data())
+      , passes(layout, shape.batch, head::output_channels(shape.out_channels), false, windows)
   {}
 
   /// y = functors(conv_transpose(x, w)), of which everything has been checked. \p x: first channel of the slice.
   [[nodiscard]] status launch(const In* x,
                               const In* w,
                               const block::tensor_view<Out>& y,
-                              const conv_transpose_shape<3>& shape,
                               const Chain& functors,
                               const options& opts,
                               const workspace& space,
                               cudaStream_t stream) const
   {
+    if constexpr (std::is_same<In, float>::value)
+    {
+      if (folded.any)
+      {
+        if (status s = folded.launch(x, w, space, opts.programmatic_launch, stream); !s.ok())
+        {
+          return s;
+        }
+        options behind             = opts;
+        behind.programmatic_launch = true;
+        return launch_convolution(
+          folded.collapsed() ? folded.x.get(space) : x, folded.w.get(space), y, functors, behind, space, stream);
+      }
+    }
+    return launch_convolution(x, w, y, functors, opts, space, stream);
+  }
+
+private:
+  /// y = functors(conv_transpose(x, w)).
+  [[nodiscard]] status launch_convolution(const In* x,
+                                          const In* w,
+                                          const block::tensor_view<Out>& y,
+                                          const Chain& functors,
+                                          const options& opts,
+                                          const workspace& space,
+                                          cudaStream_t stream) const
+  {
     if constexpr (!pooled)
     {
-      return launch_head(x, w, y, shape, functors, opts, space, stream);
+      return launch_head(x, w, y, functors, opts, space, stream);
     }
     else
     {
@@ -171,7 +297,7 @@ struct conv_transpose_plan
         head_result.get(space),
         tensor_strides::of(
           tconv::layout::channels_first, head::output_channels(shape.out_channels), shape.output_positions())};
-      if (status s = launch_head(x, w, between, shape, detail::before_pool(functors), opts, space, stream); !s.ok())
+      if (status s = launch_head(x, w, between, detail::before_pool(functors), opts, space, stream); !s.ok())
       {
         return s;
       }
@@ -184,7 +310,6 @@ struct conv_transpose_plan
     }
   }
 
-private:
 #if defined(TCONV_ENABLE_SM90A)
   /// Runs the tensor-core kernel of the plan's form.
   template <class Finish>
@@ -214,7 +339,6 @@ private:
   [[nodiscard]] status launch_head(const In* x,
                                    const In* w,
                                    const block::tensor_view<head_out>& target,
-                                   const conv_transpose_shape<3>& shape,
                                    const head& functors,
                                    const options& opts,
                                    const workspace& space,
@@ -290,6 +414,54 @@ private:
   }
 };
 
+/// True if the taps can be summed over the windows of the first pool of \p Chain: an average behind linear functors, which commute
+/// with it, and weights of fp32, because sums are not rounded to less.
+template <class Chain, class In, class = void>
+struct folds_average_pool : std::false_type
+{};
+template <class Chain>
+struct folds_average_pool<Chain, float, std::enable_if_t<(Chain::pools > 0)>>
+    : std::bool_constant<
+        before_pool_t<Chain>::linear&& decltype(detail::from_pool(std::declval<const Chain&>()).first)::operation
+        == pool_operation::mean>
+{};
+
+/// visit(plan, chain) with the plan of conv_transpose() and the chain that it runs, which may be another than \p functors.
+template <class In, class Out, class Chain, class Visit>
+auto visit_conv_transpose_plan(const conv_transpose_shape<3>& shape,
+                               const options& opts,
+                               const Chain& functors,
+                               const pool_windows<Chain>& pools,
+                               Visit visit)
+{
+  if constexpr (folds_average_pool<Chain, In>::value)
+  {
+    const detail::average_pool_fold fold = detail::fold_average_pool(shape, pools.first);
+    const scale mean(static_cast<float>(fold.factor()));
+    options behind = opts;
+    if (fold.collapsed >= 0)
+    {
+      behind.input_layout = layout::channels_first;
+    }
+    const auto run = [&](const auto& chain_of_run, const pool_window* windows) {
+      conv_transpose_plan<std::decay_t<decltype(chain_of_run)>, In, Out> plan(fold.shape, behind, windows);
+      plan.folded = folded_tensors(plan.layout, shape, fold, opts);
+      return visit(plan, chain_of_run);
+    };
+    if (fold.whole())
+    {
+      return run(prepend(mean, detail::without_pool(functors)), pools.windows.data() + 1);
+    }
+    auto windows = pools.windows;
+    windows[0]   = detail::merge_axes(fold.rest);
+    return run(prepend(mean, functors), windows.data());
+  }
+  else
+  {
+    return visit(conv_transpose_plan<Chain, In, Out>(shape, opts, pools.windows.data()), functors);
+  }
+}
+
 } // namespace runtime
 
 /// Bytes of workspace that conv_transpose() needs for the same types, shape, chain and options; 0 for an invalid shape and where
@@ -310,7 +482,8 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
   {
     return 0;
   }
-  return runtime::conv_transpose_plan<chain_type, In, Out>(detail::canonical(shape), opts, pools).layout.bytes();
+  const auto bytes = [](const auto& plan, const auto&) { return plan.layout.bytes(); };
+  return runtime::visit_conv_transpose_plan<In, Out>(detail::canonical(shape), opts, functors, pools, bytes);
 }
 
 /// y = functors(conv_transpose(x, w)).
@@ -339,8 +512,11 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond, fp32 logits are stored once (in y, or in the workspace
 /// where y has no room for them) and finished by a second kernel.
 ///
-/// Pools and reductions over space run behind the convolution, on fp32 values in the workspace: what precedes the first is stored
-/// there once, and each pool with the functors up to the next is a pass.
+/// Pools and reductions over space run behind the convolution, on fp32 values in the workspace: what precedes the first is
+/// stored there once, and each pool with the functors up to the next is a pass. But where the first is an average behind linear
+/// functors and tensors are fp32, taps that meet in a window are added beforehand, as far as windows are a divisor of the
+/// stride apart or have one in common with it; and where a window covers an axis, as with spatial_mean({0}), x is summed along
+/// that first. See docs/algebra.md.
 ///
 /// Errors: invalid_argument (shape, pool or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
 /// cuda_error. Batch 0 and empty outputs succeed without a launch.
@@ -376,30 +552,31 @@ template <int Rank, class In, class Out, class... Functors>
     return s;
   }
 
-  const runtime::conv_transpose_plan<chain_type, In, Out> plan(s3, opts, pools);
-  if (status s = runtime::check_engine(opts, plan.tensor_cores); !s.ok())
-  {
-    return s;
-  }
   const int64_t written = chain_type::output_channels(shape.out_channels);
-  if (status s = runtime::check_call(
-        {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
-        runtime::argument_list{runtime::output_argument(y, shape, written, pools.positions(), opts)},
-        plan.layout,
-        opts,
-        space);
-      !s.ok())
-  {
-    return s;
-  }
-  return plan.launch(runtime::first_of_slice(x, shape, opts),
-                     w,
-                     runtime::output_view(y, shape, written, pools.positions(), opts),
-                     s3,
-                     functors,
-                     opts,
-                     space,
-                     stream);
+  const auto run        = [&](const auto& plan, const auto& chain_of_run) -> status {
+    if (status s = runtime::check_engine(opts, plan.tensor_cores); !s.ok())
+    {
+      return s;
+    }
+    if (status s = runtime::check_call(
+          {runtime::input_argument(x, shape, opts), {"w", w, shape.weight_elements()}},
+          runtime::argument_list{runtime::output_argument(y, shape, written, pools.positions(), opts)},
+          plan.layout,
+          opts,
+          space);
+        !s.ok())
+    {
+      return s;
+    }
+    return plan.launch(runtime::first_of_slice(x, shape, opts),
+                       w,
+                       runtime::output_view(y, shape, written, pools.positions(), opts),
+                       chain_of_run,
+                       opts,
+                       space,
+                       stream);
+  };
+  return runtime::visit_conv_transpose_plan<In, Out>(s3, opts, functors, pools, run);
 }
 
 TCONV_CUDA_NAMESPACE_END

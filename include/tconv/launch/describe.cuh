@@ -101,35 +101,39 @@ describe_plan(description& result, const conv_transpose_shape<Rank>& shape, cons
   {
     return s;
   }
-  using plan_type = conv_transpose_plan<Chain, In, Out>;
-  const plan_type plan(s3, opts, pools);
-  if (status s = check_engine(opts, plan.tensor_cores); !s.ok())
+  const auto describe_engine = [&](const auto& plan, const auto&) -> status {
+    if (status s = check_engine(opts, plan.tensor_cores); !s.ok())
+    {
+      return s;
+    }
+    const auto set_tile = [&](const auto& cells, int64_t channels, int64_t tiles, int64_t phases) {
+      std::copy_n(cells, 3, result.tile_cells);
+      result.tile_channels = channels;
+      result.tiles         = tiles;
+      result.phases        = phases;
+    };
+    if (plan.tensor_cores)
+    {
+      const gemm_problem& p = plan.gemm.problem;
+      set_tile(p.box, p.columns, p.total_tiles(), p.total_phases());
+    }
+    else
+    {
+      const gather_problem& p = plan.gather.problem;
+      set_tile(p.tile_cells, p.taps.tile_channels, p.all_tiles(), p.total_phases());
+    }
+    constexpr bool across   = std::decay_t<decltype(plan)>::head::across_channels;
+    result.engine           = plan.tensor_cores ? engine::implicit_gemm : engine::gather;
+    result.fused            = plan.fused;
+    result.workspace        = plan.layout.bytes();
+    result.gather_ms        = detail::milliseconds(plan.gather, plan.shape, across);
+    result.implicit_gemm_ms = plan.gemm.supported ? detail::milliseconds(plan.gemm, plan.shape, across) : 0.0;
+    return {};
+  };
+  if (status s = visit_conv_transpose_plan<In, Out>(s3, opts, functors, pools, describe_engine); !s.ok())
   {
     return s;
   }
-
-  const auto set_tile = [&](const auto& cells, int64_t channels, int64_t tiles, int64_t phases) {
-    std::copy_n(cells, 3, result.tile_cells);
-    result.tile_channels = channels;
-    result.tiles         = tiles;
-    result.phases        = phases;
-  };
-  if (plan.tensor_cores)
-  {
-    const gemm_problem& p = plan.gemm.problem;
-    set_tile(p.box, p.columns, p.total_tiles(), p.total_phases());
-  }
-  else
-  {
-    const gather_problem& p = plan.gather.problem;
-    set_tile(p.tile_cells, p.taps.tile_channels, p.all_tiles(), p.total_phases());
-  }
-  constexpr bool across   = plan_type::head::across_channels;
-  result.engine           = plan.tensor_cores ? engine::implicit_gemm : engine::gather;
-  result.fused            = plan.fused;
-  result.workspace        = plan.layout.bytes();
-  result.gather_ms        = detail::milliseconds(plan.gather, s3, across);
-  result.implicit_gemm_ms = plan.gemm.supported ? detail::milliseconds(plan.gemm, s3, across) : 0.0;
 
   const auto input_elements  = static_cast<double>(shape.input_elements() + shape.weight_elements());
   const auto output_elements = static_cast<double>(shape.batch * written * pools.positions());

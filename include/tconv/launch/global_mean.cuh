@@ -21,17 +21,19 @@ namespace runtime
 struct collapse_plan
 {
   collapse_problem problem;
+  class_list classes;
+  detail::workspace_layout::piece<class_box> list; ///< of the classes, where they are too many for the table
   detail::workspace_layout::piece<double> x_sums;
   detail::workspace_layout::piece<double> w_sums;
   detail::workspace_layout::piece<float> rows; ///< means before the chain, where that needs all channels
   int64_t input_positions;
-  int64_t taps;
-  bool whole; ///< one class, all taps land, channels first, and 32-bit sizes: the lean kernel will do
+  bool single_rows; ///< each class is one row of neighbours in a channel
 
   collapse_plan(detail::workspace_layout& layout,
                 const conv_transpose_shape<3>& shape,
                 bool across_channels,
                 const options& opts)
+      : input_positions(shape.input_positions())
   {
     using policy          = tuning::collapse_policy;
     problem.x             = input_strides(shape, opts);
@@ -44,27 +46,40 @@ struct collapse_plan
     {
       problem.axis[a]    = shape.axis(a);
       problem.classes[a] = problem.axis[a].class_count();
-      for (int64_t i = 0; i < std::min<int64_t>(problem.classes[a], collapse_problem::tabulated); ++i)
-      {
-        problem.table[a][i] = problem.axis[a].class_at(i);
-      }
     }
-    const int64_t boxes = shape.batch * shape.in_channels * problem.class_total();
-    const int64_t size  = shape.input_positions();
-    problem.slices      = std::max<int64_t>(
-      1, std::min(ceil_div(policy::wanted_blocks, std::max<int64_t>(boxes, 1)), size / policy::least_slice));
-    problem.weight_blocks = std::min(
-      policy::weight_blocks, ceil_div(shape.in_channels * problem.out_per_group, policy::sum_threads / 32));
-    input_positions = size;
-    taps            = shape.taps();
-    whole           = problem.class_total() == 1 && !problem.x.channels_last();
+    const int64_t total = problem.class_total();
+    for (int64_t i = 0; total <= class_list::tabulated && i < total; ++i)
+    {
+      classes.table[i] = problem.find_class(i);
+    }
+    problem.all_taps = total == 1;
+    single_rows      = total <= class_list::tabulated;
+    for (int64_t i = 0; single_rows && i < total; ++i)
+    {
+      single_rows = classes.table[i].height == 1 && classes.table[i].depth == 1;
+    }
     for (int a = 0; a < 3; ++a)
     {
-      whole = whole && problem.table[a][0].taps.size() == problem.axis[a].kernel;
+      problem.all_taps = problem.all_taps && classes.table[0].taps[a].size() == problem.axis[a].kernel;
     }
-    constexpr int64_t limit = 0x7fffffff;
-    whole = whole && problem.input_sums() < limit && size < limit && shape.in_channels * problem.out_per_group < limit
-         && taps < limit;
+    while (problem.x.channels_last() && problem.channel_bits < 5 && 1 << problem.channel_bits < shape.in_channels)
+    {
+      ++problem.channel_bits;
+    }
+    problem.channel_tiles = ceil_div(shape.in_channels, int64_t{1} << problem.channel_bits);
+    // Until there are enough slices of the largest class, which is nearly all of a channel, unless they get too small on average.
+    const int64_t items = shape.batch * problem.channel_tiles;
+    const auto size     = [&](int bits) { return (input_positions << problem.channel_bits) >> bits; };
+    while (size(problem.slice_bits) > policy::most_slice
+           || (items << problem.slice_bits < policy::wanted_slices
+               && size(problem.slice_bits + 1) / total >= policy::least_slice))
+    {
+      ++problem.slice_bits;
+    }
+    problem.slices        = total << problem.slice_bits;
+    problem.weight_blocks = std::min(
+      policy::weight_blocks, ceil_div(problem.weight_sums(), policy::weight_rows * policy::sum_threads / 32));
+    list   = layout.add<class_box>(total > class_list::tabulated ? total : 0);
     x_sums = layout.add<double>(problem.input_sums());
     w_sums = layout.add<double>(problem.weight_sums());
     rows   = layout.add<float>(across_channels ? shape.batch * shape.out_channels : 0);
@@ -76,32 +91,54 @@ struct collapse_plan
   launch_sums(const In* x, const In* w, const workspace& space, bool overlap_predecessor, cudaStream_t stream) const
   {
     using policy         = tuning::collapse_policy;
-    const int64_t blocks = problem.weight_blocks + std::min(problem.input_sums(), max_grid - problem.weight_blocks);
-    const launch_configuration configuration{blocks, policy::sum_threads, 0, overlap_predecessor};
-    const int64_t width = 16 / static_cast<int64_t>(sizeof(In));
-    if (whole && aligned_groups(x, input_positions, width))
+    const int64_t items  = problem.batch * problem.channel_tiles * problem.slices;
+    const int64_t blocks = problem.weight_blocks
+                         + std::min(ceil_div(items, policy::sum_threads / 32), max_grid - problem.weight_blocks);
+    class_list listed = classes;
+    if (problem.class_total() > class_list::tabulated)
     {
-      return launch("tconv::kernel::whole_sums",
-                    kernel::whole_sums<policy, In>,
-                    configuration,
+      constexpr int threads = 128;
+      listed.list           = list.get(space);
+      if (status s = launch(
+            "tconv::kernel::list_classes",
+            kernel::list_classes<threads>,
+            {std::min(ceil_div(problem.class_total(), threads), max_grid), threads, 0, overlap_predecessor},
+            stream,
+            problem,
+            list.get(space));
+          !s.ok())
+      {
+        return s;
+      }
+      overlap_predecessor = true;
+    }
+    const auto sum = [&](auto rows_of, auto width) {
+      return launch("tconv::kernel::class_sums",
+                    kernel::class_sums<policy, decltype(rows_of)::value, decltype(width)::value, In>,
+                    {blocks, policy::sum_threads, 0, overlap_predecessor},
                     stream,
                     problem,
-                    static_cast<unsigned>(input_positions / width),
-                    static_cast<unsigned>(taps),
+                    listed,
                     x,
                     w,
                     x_sums.get(space),
                     w_sums.get(space));
+    };
+    constexpr int width = 16 / static_cast<int>(sizeof(In));
+    using single        = std::integral_constant<int, 1>;
+    using vector        = std::integral_constant<int, width>;
+    if (!problem.x.channels_last() && aligned_groups(x, input_positions, width))
+    {
+      if (single_rows)
+      {
+        return sum(std::false_type{}, vector{});
+      }
+      if (problem.axis[2].in % width == 0) // rows start alike
+      {
+        return sum(std::true_type{}, vector{});
+      }
     }
-    return launch("tconv::kernel::class_sums",
-                  kernel::class_sums<policy, In>,
-                  configuration,
-                  stream,
-                  problem,
-                  x,
-                  w,
-                  x_sums.get(space),
-                  w_sums.get(space));
+    return sum(std::true_type{}, single{});
   }
 
   /// Means through \p functors into y[n * y_stride + channel]; follows launch_sums().
@@ -110,11 +147,11 @@ struct collapse_plan
   launch_product(Out* y, int64_t y_stride, const Chain& functors, const workspace& space, cudaStream_t stream) const
   {
     using policy         = tuning::collapse_policy;
-    const int64_t tiles  = Chain::across_channels ? 1 : ceil_div(problem.out_channels, policy::product_channels);
+    const int64_t tiles  = Chain::across_channels ? 1 : ceil_div(problem.out_channels, 32);
     const int64_t blocks = std::min(problem.batch * tiles, max_grid);
     return launch("tconv::kernel::class_product",
                   kernel::class_product<policy, Chain, Out>,
-                  {blocks, policy::product_channels * policy::product_split, 0, true},
+                  {blocks, 32 * policy::product_warps, 0, true},
                   stream,
                   problem,
                   x_sums.get(space),
@@ -161,7 +198,8 @@ std::size_t global_mean_workspace_bytes(const conv_transpose_shape<Rank>& shape,
 /// \param space     global_mean_workspace_bytes(shape, functors, opts) bytes
 /// \param stream    see conv_transpose()
 ///
-/// Types as for conv_transpose(); sums are fp32 within a few values of a thread and fp64 beyond. Two launches. Errors as for
+/// Types as for conv_transpose(); sums are fp32 within a few values of a thread and fp64 beyond. Two launches, three beyond 27 tap
+/// classes. Errors as for
 /// conv_transpose().
 template <int Rank, class In, class Out, class... Functors>
 [[nodiscard]] status global_mean(const In* x,

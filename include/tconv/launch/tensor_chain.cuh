@@ -191,9 +191,10 @@ struct rows_plan
 template <class Chain>
 struct pool_windows
 {
-  std::array<pool_window, static_cast<std::size_t>(Chain::pools)> windows;
-  int64_t extent[3] = {1, 1, 1}; ///< of the result, canonical
-  status outcome;                ///< the first rule that a pool breaks
+  std::array<pool_window, static_cast<std::size_t>(Chain::pools)> windows; ///< with axes merged
+  pool_window first;                                                       ///< the first, as it is
+  int64_t extent[3] = {1, 1, 1};                                           ///< of the result, canonical
+  status outcome;                                                          ///< the first rule that a pool breaks
 
   template <std::size_t Rank>
   pool_windows(const Chain& functors, const std::array<int64_t, Rank>& input)
@@ -218,6 +219,7 @@ private:
       std::copy_n(extent, 3, window.in);
       outcome = detail::resolve_pool(functors.first, rank, window);
       std::copy_n(window.out, 3, extent);
+      first  = index == 0 ? window : first;
       window = detail::merge_axes(window);
       ++index;
     }

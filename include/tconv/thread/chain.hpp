@@ -336,6 +336,19 @@ TCONV_HOST_DEVICE chain<First, Rest...> prepend(const First& functor, const chai
   return chain<First, Rest...>(functor, others);
 }
 
+/// The functors of \p first, then those of \p second.
+template <class... Second>
+TCONV_HOST_DEVICE chain<Second...> join(const chain<>&, const chain<Second...>& second)
+{
+  return second;
+}
+template <class First, class... Rest, class... Second>
+TCONV_HOST_DEVICE chain<First, Rest..., Second...> join(const chain<First, Rest...>& first,
+                                                        const chain<Second...>& second)
+{
+  return prepend(first.first, join(first.rest, second));
+}
+
 namespace detail
 {
 
@@ -354,6 +367,24 @@ TCONV_HOST_DEVICE auto before_pool(const chain<First, Rest...>& functors)
   else
   {
     return prepend(functors.first, before_pool(functors.rest));
+  }
+}
+
+/// The functors but the first that works across positions.
+TCONV_HOST_DEVICE chain<> without_pool(const chain<>&)
+{
+  return {};
+}
+template <class First, class... Rest>
+TCONV_HOST_DEVICE auto without_pool(const chain<First, Rest...>& functors)
+{
+  if constexpr (across_positions<First>::value)
+  {
+    return functors.rest;
+  }
+  else
+  {
+    return prepend(functors.first, without_pool(functors.rest));
   }
 }
 

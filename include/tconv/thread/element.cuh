@@ -158,6 +158,18 @@ TCONV_DEVICE void store_streaming(T* target, Values values)
 /// Register types of Bytes bytes.
 template <int Bytes>
 struct word_of;
+/// 2 bytes.
+template <>
+struct word_of<2>
+{
+  using type = unsigned short; ///< the register type
+};
+/// 4 bytes.
+template <>
+struct word_of<4>
+{
+  using type = unsigned; ///< the register type
+};
 /// 8 bytes.
 template <>
 struct word_of<8>

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Transposed convolution -> linear functors -> BatchNorm in train mode -> a chain, without storing what is normalised: the
+/// convolution is computed once for its moments and once more for the result.
+
+#include "../kernel/batch_norm.cuh"
+#include "conv_transpose.cuh"
+
+TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace runtime
+{
+
+/// The pass over the outputs that leaves what normalises them: plan and workspace, behind those of the convolution that follows.
+struct conv_statistics_plan
+{
+  detail::gather_plan gather;
+  detail::workspace_layout layout;
+  gather_workspace pieces;
+  int64_t partials_per_channel;
+  detail::workspace_layout::piece<moments<float>> partials;
+  detail::workspace_layout::piece<float> centres;
+  detail::workspace_layout::piece<float> slopes;
+
+  conv_statistics_plan(const detail::workspace_layout& following,
+                       const conv_transpose_shape<3>& shape,
+                       const options& opts)
+      : gather(detail::plan_gather(shape, false, opts.input_layout))
+      , layout(following)
+      , pieces(layout, gather.problem)
+      , partials_per_channel(gather.problem.blocks() / gather.problem.taps.channel_tiles)
+      , partials(layout.add<moments<float>>(shape.out_channels * partials_per_channel))
+      , centres(layout.add<float>(shape.out_channels))
+      , slopes(layout.add<float>(shape.out_channels))
+  {}
+
+  /// Two passes of the gather engine's kernels, and the statistics.
+  template <class In, class Before>
+  [[nodiscard]] status launch(const In* x,
+                              const In* w,
+                              const Before& before,
+                              const batch_norm_arguments& arguments,
+                              const workspace& space,
+                              bool overlap_predecessor,
+                              cudaStream_t stream) const
+  {
+    const kernel::reduce_moments reduce{partials.get(space), partials_per_channel};
+    if (status s = launch_gather(gather, pieces, x, w, reduce, space, overlap_predecessor, stream); !s.ok())
+    {
+      return s;
+    }
+    constexpr int threads  = 256;
+    const int64_t channels = gather.problem.out_channels;
+    return runtime::launch("tconv::kernel::batch_norm_statistics",
+                           kernel::batch_norm_statistics<threads, Before>,
+                           {std::min(channels, max_grid), threads, 0, true},
+                           stream,
+                           kernel::partial_moments{partials.get(space), partials_per_channel},
+                           centres.get(space),
+                           slopes.get(space),
+                           channels,
+                           before,
+                           arguments);
+  }
+};
+
+} // namespace runtime
+
+/// Bytes of workspace that batch_norm_train() of a convolution needs for the same types, shape, chains and options; 0 for an invalid
+/// shape and where nothing is computed.
+template <class In = float, class Out = In, int Rank, class... Before, class... Functors>
+std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& shape,
+                                             const chain<Before...>& before,
+                                             const chain<Functors...>& functors = chain<>{},
+                                             const options& opts                = {})
+{
+  const auto all   = join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors));
+  using chain_type = std::decay_t<decltype(all)>;
+  if (!detail::validate_result(shape, chain_type::output_channels(shape.out_channels)).ok()
+      || shape.output_elements() == 0)
+  {
+    return 0;
+  }
+  const runtime::pool_windows<chain_type> pools(all, shape.output());
+  if (!pools.outcome.ok())
+  {
+    return 0;
+  }
+  const conv_transpose_shape<3> s3 = detail::canonical(shape);
+  const auto bytes                 = [&](const auto& plan, const auto&) {
+    return runtime::conv_statistics_plan(plan.layout, s3, opts).layout.bytes();
+  };
+  return runtime::visit_conv_transpose_plan<In, Out>(s3, opts, all, pools, bytes);
+}
+
+/// y = functors(batch_norm_train(before(conv_transpose(x, w)))); running statistics as PyTorch.
+///
+/// \param x          as for conv_transpose(), as are w, y, opts, space and stream
+/// \param w          [in_channels, out_channels / groups, kernel...] of the type of x
+/// \param y          [batch, out_channels, output...], or what functors make of it; must not overlap an input or the workspace
+/// \param shape      of the convolution; batch * output positions must be >= 2
+/// \param before     linear functors between convolution and BatchNorm: chain(bias(b)); chain<>() for nothing
+/// \param arguments  gamma, beta, running statistics (updated where not null), eps >= 0, momentum in [0, 1]
+/// \param functors   what follows the normalisation; chain<>() for nothing
+/// \param opts       see options
+/// \param space      batch_norm_train_workspace_bytes<In, Out>(shape, before, functors, opts) bytes
+/// \param stream     see conv_transpose()
+///
+/// The moments come from a pass over the outputs in registers, centred, so that nothing cancels; the result from computing the
+/// convolution again, with average pools folded into it as conv_transpose() does: nothing larger than the result is stored.
+/// options.engine is that of the second computation; the first is always on CUDA cores. Errors as for conv_transpose() and
+/// batch_norm_train() of a tensor.
+template <int Rank, class In, class Out, class... Before, class... Functors>
+[[nodiscard]] status batch_norm_train(const In* x,
+                                      const In* w,
+                                      Out* y,
+                                      const conv_transpose_shape<Rank>& shape,
+                                      const chain<Before...>& before,
+                                      const batch_norm_arguments& arguments,
+                                      const chain<Functors...>& functors,
+                                      const options& opts,
+                                      const workspace& space,
+                                      cudaStream_t stream)
+{
+  static_assert(is_type_pair<In, Out>::value,
+                "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
+  static_assert(chain<Before...>::linear && !chain<Before...>::per_sample,
+                "tconv: batch_norm_train takes linear functors without operands per sample (bias, scale, affine, "
+                "batch_norm) before BatchNorm; anything else needs the convolution's output");
+  using chain_type = std::decay_t<decltype(join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors)))>;
+  const int64_t written = chain_type::output_channels(shape.out_channels);
+  if (status s = detail::validate_result(shape, written); !s.ok())
+  {
+    return s;
+  }
+  if (status s = runtime::check_batch_norm(arguments); !s.ok())
+  {
+    return s;
+  }
+  if (shape.output_positions() == 0)
+  {
+    return {};
+  }
+  const auto with_statistics = [&](const float* centres, const float* slopes) {
+    return join(before, prepend(centred_affine(centres, slopes, arguments.beta), functors));
+  };
+  const runtime::pool_windows<chain_type> pools(with_statistics(nullptr, nullptr), shape.output());
+  if (!pools.outcome.ok() || shape.batch == 0)
+  {
+    return pools.outcome;
+  }
+  if (shape.batch * shape.output_positions() < 2)
+  {
+    return status::error(
+      status_code::invalid_argument,
+      "shape: batch * output positions = 1: BatchNorm in train mode needs at least 2 values per channel");
+  }
+  const conv_transpose_shape<3> s3 = detail::canonical(shape);
+  if (status s = runtime::check_gather_limits(s3); !s.ok())
+  {
+    return s;
+  }
+  const auto optional = [&](const char* name, auto* p) {
+    return runtime::argument(name, p, p != nullptr ? shape.out_channels : 0);
+  };
+  const auto run = [&](const auto& plan, const auto&) -> status {
+    if (status s = runtime::check_engine(opts, plan.tensor_cores); !s.ok())
+    {
+      return s;
+    }
+    const runtime::conv_statistics_plan statistics(plan.layout, s3, opts);
+    if (status s = runtime::check_call({runtime::input_argument(x, shape, opts),
+                                        {"w", w, shape.weight_elements()},
+                                        optional("batch_norm.gamma", arguments.gamma),
+                                        optional("batch_norm.beta", arguments.beta)},
+                                       {runtime::output_argument(y, shape, written, pools.positions(), opts),
+                                        optional("batch_norm.running_mean", arguments.running_mean),
+                                        optional("batch_norm.running_var", arguments.running_var)},
+                                       statistics.layout,
+                                       opts,
+                                       space);
+        !s.ok())
+    {
+      return s;
+    }
+    const In* first_x = runtime::first_of_slice(x, shape, opts);
+    if (status s = statistics.launch(first_x, w, before, arguments, space, opts.programmatic_launch, stream); !s.ok())
+    {
+      return s;
+    }
+    options behind             = opts;
+    behind.programmatic_launch = true;
+    const auto result          = [&](const auto& same_plan, const auto& chain_of_run) {
+      return same_plan.launch(first_x,
+                              w,
+                              runtime::output_view(y, shape, written, pools.positions(), opts),
+                              chain_of_run,
+                              behind,
+                              space,
+                              stream);
+    };
+    return runtime::visit_conv_transpose_plan<In, Out>(
+      s3, opts, with_statistics(statistics.centres.get(space), statistics.slopes.get(space)), pools, result);
+  };
+  // The plan depends on the types of the functors alone; where their operands are follows from it.
+  return runtime::visit_conv_transpose_plan<In, Out>(s3, opts, with_statistics(nullptr, nullptr), pools, run);
+}
+
+TCONV_CUDA_NAMESPACE_END
