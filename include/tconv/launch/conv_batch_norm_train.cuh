@@ -76,7 +76,7 @@ std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& s
                                              const chain<Functors...>& functors = chain<>{},
                                              const options& opts                = {})
 {
-  const auto all   = join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors));
+  const auto all   = detail::join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors));
   using chain_type = std::decay_t<decltype(all)>;
   if (!detail::validate_result(shape, chain_type::output_channels(shape.out_channels)).ok()
       || shape.output_elements() == 0)
@@ -129,7 +129,8 @@ template <int Rank, class In, class Out, class... Before, class... Functors>
   static_assert(chain<Before...>::linear && !chain<Before...>::per_sample,
                 "tconv: batch_norm_train takes linear functors without operands per sample (bias, scale, affine, "
                 "batch_norm) before BatchNorm; anything else needs the convolution's output");
-  using chain_type = std::decay_t<decltype(join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors)))>;
+  using chain_type =
+    std::decay_t<decltype(detail::join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors)))>;
   const int64_t written = chain_type::output_channels(shape.out_channels);
   if (status s = detail::validate_result(shape, written); !s.ok())
   {
@@ -144,7 +145,7 @@ template <int Rank, class In, class Out, class... Before, class... Functors>
     return {};
   }
   const auto with_statistics = [&](const float* centres, const float* slopes) {
-    return join(before, prepend(centred_affine(centres, slopes, arguments.beta), functors));
+    return detail::join(before, prepend(centred_affine(centres, slopes, arguments.beta), functors));
   };
   const runtime::pool_windows<chain_type> pools(with_statistics(nullptr, nullptr), shape.output());
   if (!pools.outcome.ok() || shape.batch == 0)

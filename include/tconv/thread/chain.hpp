@@ -336,6 +336,9 @@ TCONV_HOST_DEVICE chain<First, Rest...> prepend(const First& functor, const chai
   return chain<First, Rest...>(functor, others);
 }
 
+namespace detail
+{
+
 /// The functors of \p first, then those of \p second.
 template <class... Second>
 TCONV_HOST_DEVICE chain<Second...> join(const chain<>&, const chain<Second...>& second)
@@ -348,9 +351,6 @@ TCONV_HOST_DEVICE chain<First, Rest..., Second...> join(const chain<First, Rest.
 {
   return prepend(first.first, join(first.rest, second));
 }
-
-namespace detail
-{
 
 /// The functors before the first that works across positions.
 TCONV_HOST_DEVICE chain<> before_pool(const chain<>&)
