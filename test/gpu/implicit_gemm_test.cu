@@ -80,8 +80,7 @@ struct engine_call
     const auto strides = tconv::tensor_strides::of(order, shape.out_channels, shape.output_positions());
     const bool vector  = strides.channels_last()
                          ? shape.out_channels % tconv::block::fragment_channel_vector<Out> == 0 && misalignment % 8 == 0
-                         : shape.stride[2] == plan.problem.sets && shape.output(2) % (2 * plan.problem.sets) == 0
-                            && misalignment % 4 == 0;
+                         : shape.output(2) % 4 == 0 && misalignment % 4 == 0;
     return tconv_test::run(mode, [&](cudaStream_t stream) {
       return tconv::runtime::launch_implicit_gemm<Form>(
         plan,

@@ -14,14 +14,14 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace block
 {
 
-/// Which outputs of a thread exist, and where: set s of cell r stands at position first + r * cell_step + s of its channel.
+/// Which outputs of a thread exist: output p stands at position first + p * step of its channel.
 struct fragment_run
 {
   int64_t first;
-  int64_t cell_step;
-  int count[2]; ///< sets of each cell that exist; 0 where there are none
+  int step;
+  int count; ///< 0 where the thread has none
 
-  TCONV_DEVICE bool empty() const { return count[0] + count[1] == 0; }
+  TCONV_DEVICE int64_t position(int p) const { return p < count ? first + p * step : -1; }
 };
 
 /// Sets x Columns / 2 accumulators of one thread, as the chain sees them (tile concept of chain.hpp). Output p is set p % Sets of
@@ -41,10 +41,7 @@ struct fragment_tile
   TCONV_DEVICE static constexpr int positions() { return 2 * Sets; }
   TCONV_DEVICE static constexpr int place(int c, int cell) { return c / 2 * 4 + c % 2 + 2 * cell; }
   TCONV_DEVICE float& operator()(int c, int p) { return sums[p % Sets][place(c, p / Sets)]; }
-  TCONV_DEVICE int64_t position(int p) const
-  {
-    return p % Sets < run.count[p / Sets] ? run.first + p / Sets * run.cell_step + p % Sets : -1;
-  }
+  TCONV_DEVICE int64_t position(int p) const { return run.position(p); }
   TCONV_DEVICE int channel(int c) const { return first_channel + c / 2 * 8 + c % 2; }
   TCONV_DEVICE bool valid(int c) const { return Whole || channel(c) < channels_total; }
   /// Padding channels read the operands of the last real one.
@@ -93,23 +90,22 @@ TCONV_DEVICE unsigned opaque_bits(float v)
   return __float_as_uint(v);
 }
 
-/// Word i of lane k becomes word k of lane i, among Count lanes that are \p Distance apart. \p lane: the calling one. Called by whole
-/// warps.
-template <int Count, int Distance = 1>
+/// Word i of lane k becomes word k of lane i, among Count neighbouring lanes. \p lane: the calling one. Called by whole warps.
+template <int Count>
 TCONV_DEVICE void transpose_lanes(unsigned (&words)[Count], int lane)
 {
   TCONV_PRAGMA_UNROLL
-  for (int bit = 1; bit < Count; bit *= 2)
+  for (int distance = 1; distance < Count; distance *= 2)
   {
-    const bool upper = (lane & bit * Distance) != 0;
+    const bool upper = (lane & distance) != 0;
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < Count; ++i)
     {
-      if ((i & bit) == 0)
+      if ((i & distance) == 0)
       {
         unsigned& low           = words[i];
-        unsigned& high          = words[i + bit];
-        const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit * Distance);
+        unsigned& high          = words[i + distance];
+        const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
         low                     = upper ? received : low;
         high                    = upper ? high : received;
       }
@@ -117,26 +113,28 @@ TCONV_DEVICE void transpose_lanes(unsigned (&words)[Count], int lane)
   }
 }
 
-/// Stores Count words; the target is aligned to them. Streaming: they are not read again.
-template <int Count, class T, class Words>
-TCONV_DEVICE void store_words(T* target, Words words)
+/// Stores Count neighbouring values; the target is aligned to them. Streaming: they are not read again.
+template <int Count, class T, class Values>
+TCONV_DEVICE void store_run(T* target, Values values)
 {
-  static_assert(Count == 1 || Count == 2 || Count == 4, "tconv: a store takes 1, 2 or 4 words");
   if constexpr (Count == 4)
   {
-    __stcs(reinterpret_cast<uint4*>(target), make_uint4(words(0), words(1), words(2), words(3)));
+    store_streaming<4>(target, values);
   }
-  else if constexpr (Count == 2)
+  else if constexpr (sizeof(T) == 4)
   {
-    __stcs(reinterpret_cast<uint2*>(target), make_uint2(words(0), words(1)));
+    static_assert(Count == 2, "tconv: runs have 2 or 4 outputs");
+    __stcs(reinterpret_cast<float2*>(target), make_float2(values(0), values(1)));
   }
   else
   {
-    __stcs(reinterpret_cast<unsigned*>(target), words(0));
+    static_assert(Count == 2, "tconv: runs have 2 or 4 outputs");
+    __stcs(reinterpret_cast<unsigned*>(target), pack_pair<T>(values(0), values(1)));
   }
 }
 
-/// A pointer that walks over channels. Opaque: else every channel's address is formed anew, or kept through the main loop.
+/// Channels of a fragment in the order of memory, for a pointer that walks over them. Opaque: else every channel's address is formed
+/// anew, or kept through the main loop.
 template <class T>
 struct channel_walk
 {
@@ -154,126 +152,90 @@ struct channel_walk
   }
 };
 
-/// Channels first, rows that begin and end on multiples of 2 Sets outputs. Lanes of neighbouring cells exchange one of two channels,
-/// so that a store takes the outputs of both cells. Called by whole warps.
-template <int Columns, int Sets, bool Whole, class T>
-TCONV_DEVICE void
-store_runs(fragment_tile<Columns, Sets, Whole>& tile, T* base, const tensor_strides& strides, int channels)
+/// Channels first, whole runs at once.
+template <class Tile, class T>
+TCONV_DEVICE void store_whole_runs(Tile& tile, T* base, const tensor_strides& strides, int channels)
 {
-  constexpr int neighbour = 4; // lane of the next cell
-  const int lane          = own_lane();
-  const int odd           = lane / neighbour % 2; // takes the second channel, and begins at the cell before it
-  const int rest          = channels - tile.first_channel - odd;
-  TCONV_PRAGMA_UNROLL
-  for (int cell = 0; cell < 2; ++cell)
+  if (tile.run.count == 0)
   {
-    const bool exists = tile.run.count[cell] != 0;
-    channel_walk<T> walk(
-      base + (tile.run.first + cell * tile.run.cell_step - odd * Sets) + (tile.first_channel + odd) * strides.channel,
-      strides.channel);
+    return;
+  }
+  const int rest = channels - tile.first_channel; // channels from the thread's first on
+  channel_walk<T> walk(base + tile.run.first + tile.first_channel * strides.channel, strides.channel);
+  const auto store = [&](bool all) {
     TCONV_PRAGMA_UNROLL
-    for (int j = 0; j < Columns / 8; ++j)
+    for (int c = 0; c < Tile::channels(); ++c)
     {
-      const auto value = [&](int e, int set) -> float& { return tile(2 * j + e, cell * Sets + set); };
-      // of[.][k] is of lane k's cell.
-      constexpr int words = sizeof(T) == 4 || Sets == 1 ? Sets : 1; // that are exchanged for a channel
-      unsigned of[words][2];
-      TCONV_PRAGMA_UNROLL
-      for (int e = 0; e < 2; ++e)
+      if (all || c / 2 * 8 + c % 2 < rest)
       {
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < words; ++i)
-        {
-          if constexpr (words == Sets)
-          {
-            of[i][e] = opaque_bits(value(e, i));
-          }
-          else
-          {
-            of[i][e] = pack_pair<T>(value(e, 0), value(e, 1));
-          }
-        }
+        store_run<Tile::positions()>(walk.at, [&](int p) { return tile(c, p); });
       }
-      TCONV_PRAGMA_UNROLL
-      for (auto& word : of)
-      {
-        transpose_lanes<2, neighbour>(word, lane);
-      }
-      if (exists && 8 * j < rest)
-      {
-        if constexpr (sizeof(T) == 2 && Sets == 1)
-        {
-          store_words<1>(
-            walk.at, [&](int) { return pack_pair<T>(__uint_as_float(of[0][0]), __uint_as_float(of[0][1])); });
-        }
-        else
-        {
-          store_words<2 * words>(walk.at, [&](int i) { return of[i % words][i / words]; });
-        }
-      }
-      walk.advance(8);
+      walk.advance(c % 2 == 0 ? 1 : 7);
     }
+  };
+  if (rest >= Tile::channels() * 4 - 6)
+  {
+    store(true);
+  }
+  else
+  {
+    store(false);
   }
 }
 
-/// Channels first, any alignment. Where a lane holds two neighbouring outputs, two lanes exchange channels for outputs, so that
-/// a store takes neighbouring outputs on neighbouring lanes: else every sector would be written in two parts. Called by whole warps.
-template <int Columns, int Sets, bool Whole, class T>
-TCONV_DEVICE void
-store_outputs(fragment_tile<Columns, Sets, Whole>& tile, T* base, const tensor_strides& strides, int channels)
+/// Channels first, any alignment and step. The lanes of a quad exchange channels for outputs, so that a store takes neighbouring
+/// outputs on neighbouring lanes, as far as the runs of quads follow each other: without, every sector would be written
+/// in as many parts as a thread has outputs. Called by whole warps.
+template <class Tile, class T>
+TCONV_DEVICE void store_across_lanes(Tile& tile, T* base, const tensor_strides& strides, int channels)
 {
-  const int lane  = own_lane();
-  const int set   = lane % Sets;
-  const int first = tile.first_channel - 2 * set; // of the 2 Sets channels that the lane stores, of each 8
+  constexpr int held     = Tile::positions();
+  const int lane         = own_lane();
+  const int output       = lane % held;
+  const int64_t position = tile.position(output);
+  const int first        = tile.first_channel - 2 * output; // of the 2 * held channels that the lane gets, of each 8
+  const int rest         = position >= 0 ? channels - first : 0;
+  channel_walk<T> walk(base + position + first * strides.channel, strides.channel);
   TCONV_PRAGMA_UNROLL
-  for (int cell = 0; cell < 2; ++cell)
+  for (int j = 0; j < Tile::channels() / 2; ++j)
   {
-    const int rest = set < tile.run.count[cell] ? channels - first : 0;
-    channel_walk<T> walk(
-      base + (tile.run.first + cell * tile.run.cell_step + set) + first * strides.channel, strides.channel);
+    // A word is an output of one channel, or of two.
+    constexpr int per_word = 4 / static_cast<int>(sizeof(T));
+    unsigned words[2 / per_word][held];
     TCONV_PRAGMA_UNROLL
-    for (int j = 0; j < Columns / 8; ++j)
+    for (int p = 0; p < held; ++p)
     {
-      // A word is an output of one channel, or of two.
-      constexpr int per_word = 4 / static_cast<int>(sizeof(T));
-      unsigned of[2 / per_word][Sets];
-      TCONV_PRAGMA_UNROLL
-      for (int i = 0; i < Sets; ++i)
+      if constexpr (per_word == 1)
       {
-        const float v = tile(2 * j, cell * Sets + i);
-        const float w = tile(2 * j + 1, cell * Sets + i);
+        words[0][p] = opaque_bits(tile(2 * j, p));
+        words[1][p] = opaque_bits(tile(2 * j + 1, p));
+      }
+      else
+      {
+        words[0][p] = pack_pair<T>(tile(2 * j, p), tile(2 * j + 1, p));
+      }
+    }
+    TCONV_PRAGMA_UNROLL
+    for (auto& of_channel : words)
+    {
+      transpose_lanes(of_channel, lane);
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < 2 * held; ++c)
+    {
+      if (8 * j + c < rest)
+      {
         if constexpr (per_word == 1)
         {
-          of[0][i] = opaque_bits(v);
-          of[1][i] = opaque_bits(w);
+          __stcs(walk.at, __uint_as_float(words[c % 2][c / 2]));
         }
         else
         {
-          of[0][i] = pack_pair<T>(v, w);
+          __stcs(
+            reinterpret_cast<unsigned short*>(walk.at), static_cast<unsigned short>(words[0][c / 2] >> (c % 2 * 16)));
         }
       }
-      TCONV_PRAGMA_UNROLL
-      for (auto& word : of)
-      {
-        transpose_lanes(word, lane);
-      }
-      TCONV_PRAGMA_UNROLL
-      for (int c = 0; c < 2 * Sets; ++c)
-      {
-        if (8 * j + c < rest)
-        {
-          if constexpr (per_word == 1)
-          {
-            store_words<1>(walk.at, [&](int) { return of[c % 2][c / 2]; });
-          }
-          else
-          {
-            __stcs(
-              reinterpret_cast<unsigned short*>(walk.at), static_cast<unsigned short>(of[0][c / 2] >> (c % 2 * 16)));
-          }
-        }
-        walk.advance(c + 1 < 2 * Sets ? 1 : 9 - 2 * Sets);
-      }
+      walk.advance(c + 1 < 2 * held ? 1 : 9 - 2 * held);
     }
   }
 }
@@ -298,7 +260,7 @@ TCONV_DEVICE void store_channel_vectors(Tile& tile, T* base, const tensor_stride
         const int channel = tile.first_channel + 8 * j;
         if (exists && channel + 1 < channels)
         {
-          store_words<2>(position + channel, [&](int e) { return opaque_bits(tile(2 * j + e, p)); });
+          store_run<2>(position + channel, [&](int e) { return tile(2 * j + e, p); });
         }
         else if (exists && channel < channels)
         {
@@ -362,11 +324,10 @@ TCONV_DEVICE void store_channels(Tile& tile, T* base, const tensor_strides& stri
 }
 
 /// Stores the valid outputs of \p tile below \p channels. \p base: position 0 of channel 0 of the sample. \p vector: channels first,
-/// neighbouring cells have neighbouring outputs, and all rows of y begin and end on multiples of 2 Sets; channels last, all
-/// positions begin on multiples of fragment_channel_vector. Called by whole warps.
-template <int Columns, int Sets, bool Whole, class T>
-TCONV_DEVICE void store_fragment(
-  fragment_tile<Columns, Sets, Whole>& tile, T* base, const tensor_strides& strides, int channels, bool vector)
+/// all rows of y begin and end on multiples of the outputs of a thread; channels last, all positions begin on multiples of
+/// fragment_channel_vector. Called by whole warps.
+template <class Tile, class T>
+TCONV_DEVICE void store_fragment(Tile& tile, T* base, const tensor_strides& strides, int channels, bool vector)
 {
   if (strides.channels_last())
   {
@@ -379,13 +340,13 @@ TCONV_DEVICE void store_fragment(
       store_channels(tile, base, strides, channels);
     }
   }
-  else if (vector)
+  else if (vector && tile.run.step == 1)
   {
-    store_runs(tile, base, strides, channels);
+    store_whole_runs(tile, base, strides, channels);
   }
   else
   {
-    store_outputs(tile, base, strides, channels);
+    store_across_lanes(tile, base, strides, channels);
   }
 }
 

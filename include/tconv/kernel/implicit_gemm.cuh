@@ -190,15 +190,12 @@ TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase
     phase.along[2]   = block::uniform(phase.along[2]);
     phase.taps[0]    = block::uniform(phase.taps[0]);
     phase.taps[1]    = block::uniform(phase.taps[1]);
-    phase.steps      = block::uniform(phase.steps);
+    phase.shifts     = block::uniform(phase.shifts);
     phase.plane      = block::uniform(phase.plane);
     phase.plane_step = block::uniform(phase.plane_step);
     phase.row        = block::uniform(phase.row);
     phase.row_step   = block::uniform(phase.row_step);
-    for (gemm_series& series : phase.series)
-    {
-      series = {block::uniform(series.count), block::uniform(series.position), block::uniform(series.step)};
-    }
+    phase.first_step = block::uniform(phase.first_step);
   }
   return phase;
 }
@@ -225,21 +222,6 @@ TCONV_DEVICE bool landing_shift(const conv_axis& axis, int along, int t, int& sh
   return shift * stride == origin;
 }
 
-/// All accumulators of a thread become \p v.
-template <class Policy>
-TCONV_DEVICE void set_accumulators(block::gemm_accumulators<Policy>& sums, float v)
-{
-  TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < Policy::columns / 2; ++i)
-    {
-      sums[set][i] = v;
-    }
-  }
-}
-
 /// All outputs of the thread in fp32, from global memory: for tiles whose magnitudes the split form cannot hold.
 template <class Policy, class In>
 TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
@@ -249,7 +231,7 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
                                       const gemm_phase& phase,
                                       int first_channel,
                                       const In* x,
-                                      const In* weights)
+                                      const In* w)
 {
   const conv_axis* axis = problem.axis;
   const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
@@ -257,7 +239,15 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
   const auto in_d       = static_cast<int>(axis[0].in);
   const auto in_h       = static_cast<int>(axis[1].in);
   const auto in_w       = static_cast<int>(axis[2].in);
-  set_accumulators<Policy>(sums, 0.0f);
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < Policy::columns / 2; ++i)
+    {
+      sums[set][i] = 0.0f;
+    }
+  }
   const In* sample = x + tile.n * problem.x.sample;
 #  pragma unroll 1
   for (int tap = 0; tap < all; ++tap)
@@ -270,15 +260,9 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
     {
       continue;
     }
-    int at[2][3]; // inputs of the two cells
-    TCONV_PRAGMA_UNROLL
-    for (int cell = 0; cell < 2; ++cell)
-    {
-      for (int a = 0; a < 2; ++a)
-      {
-        at[cell][a] = tile.cell[a] + thread.first[a] + cell * thread.step[a] - shift[a];
-      }
-    }
+    const int xd      = tile.cell[0] + thread.cell[0] - shift[0];
+    const int xh      = tile.cell[1] + thread.cell[1] - shift[1];
+    const bool inside = xd >= 0 && xd < in_d && xh >= 0 && xh < in_h;
     TCONV_PRAGMA_UNROLL
     for (int set = 0; set < Policy::sets; ++set)
     {
@@ -286,26 +270,18 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
       {
         continue;
       }
-      bool inside[2];
-      const In* input[2];
-      TCONV_PRAGMA_UNROLL
-      for (int cell = 0; cell < 2; ++cell)
-      {
-        const int d  = at[cell][0];
-        const int h  = at[cell][1];
-        const int w  = tile.cell[2] + thread.first[2] + cell * thread.step[2] - shift[2];
-        inside[cell] = d >= 0 && d < in_d && h >= 0 && h < in_h && w >= 0 && w < in_w;
-        input[cell]  = sample + ((static_cast<int64_t>(d) * in_h + h) * in_w + w) * problem.x.position;
-      }
-      const In* w_at = weights + static_cast<int64_t>(first_channel) * all + tap;
+      const int xw    = tile.cell[2] + thread.cell[2] - shift[2];
+      const bool in_a = inside && xw >= 0 && xw < in_w;
+      const bool in_b = inside && xw + 1 >= 0 && xw + 1 < in_w;
+      const In* at    = sample + ((static_cast<int64_t>(xd) * in_h + xh) * in_w + xw) * problem.x.position;
+      const In* w_at  = w + static_cast<int64_t>(first_channel) * all + tap;
 #  pragma unroll 1
       for (int ci = 0; ci < static_cast<int>(problem.in_channels); ++ci)
       {
-        const float first  = inside[0] ? to_float(*input[0]) : 0.0f;
-        const float second = inside[1] ? to_float(*input[1]) : 0.0f;
-        add_products<Policy>(sums[set], first, second, w_at, all, channels);
-        input[0] += problem.x.channel;
-        input[1] += problem.x.channel;
+        const float a = in_a ? to_float(at[0]) : 0.0f;
+        const float b = in_b ? to_float(at[problem.x.position]) : 0.0f;
+        add_products<Policy>(sums[set], a, b, w_at, all, channels);
+        at += problem.x.channel;
         w_at += problem.out_channels * all;
       }
     }
@@ -337,21 +313,20 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
       for (int i = 0; i < count; ++i)
       {
         const block::lost_input input = block::lost_list(slot, warp)[i];
-        const int td = landing_tap(axis[0], phase.along[0], thread.first[0] + problem.most_shift[0] - e);
-        TCONV_PRAGMA_UNROLL
-        for (int cell = 0; cell < 2; ++cell)
+        const int td = landing_tap(axis[0], phase.along[0], thread.cell[0] + problem.most_shift[0] - e);
+        const int th = landing_tap(axis[1], phase.along[1], thread.cell[1] + problem.most_shift[1] - input.row);
+        if (td < 0 || th < 0)
         {
-          const int h  = thread.first[1] + cell * thread.step[1] + problem.most_shift[1] - input.row;
-          const int th = landing_tap(axis[1], phase.along[1], h);
-          if (td < 0 || th < 0)
-          {
-            continue;
-          }
+          continue;
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int set = 0; set < Policy::sets; ++set)
+        {
           TCONV_PRAGMA_UNROLL
-          for (int set = 0; set < Policy::sets; ++set)
+          for (int cell = 0; cell < 2; ++cell)
           {
             const int tw = landing_tap(
-              axis[2], phase.along[2] + set, thread.first[2] + cell * thread.step[2] + problem.left - input.position);
+              axis[2], phase.along[2] + set, thread.cell[2] + cell + problem.left - input.position);
             if (tw >= 0)
             {
               const In* w_at = w + (input.channel * problem.out_channels + first_channel) * all
@@ -370,9 +345,10 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
 TCONV_DEVICE void stream_weights(
   const gemm_problem& problem, int first_tile, int last_tile, const unsigned char* packed, const gemm_phase* list)
 {
-  const int phases = problem.total_phases();
-  const int chunks = problem.chunks();
-  const int pieces = problem.piece_bytes();
+  const int phases  = problem.total_phases();
+  const int chunks  = problem.chunks();
+  const int pieces  = problem.piece_bytes();
+  const int at_once = problem.steps_per_stage;
   block::ring_place place;
   bool filled                  = false; // the ring has been filled once
   block::gemm_control& control = block::control_data();
@@ -385,37 +361,34 @@ TCONV_DEVICE void stream_weights(
         packed + (static_cast<int64_t>(channel_tile) * phases + p) * problem.phase_stages * problem.stage_bytes;
       const gemm_phase& phase = p < gemm_problem::listed ? problem.list[p] : list[p];
       const int rows          = phase.taps[0] * phase.taps[1];
+      const int shifts        = phase.shifts;
       for (int chunk = 0; chunk < chunks; ++chunk)
       {
-        const int stages = rows * problem.row_stages(phase.steps, problem.blocks_of(chunk));
-        // Of the stages of a row, parts of blocks are the faster digit.
-        int block = 0;
-        int step  = 0;
-        for (int stage = 0; stage < stages; ++stage)
+        const int steps = problem.blocks_of(chunk) * shifts;
+        for (int row = 0; row < rows; ++row)
         {
-          const int rest   = problem.blocks_of(chunk) - block;
-          const int blocks = rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage;
-          const int end   = step + problem.steps_per_stage < phase.steps ? step + problem.steps_per_stage : phase.steps;
-          const int count = phase.pieces_before(end, problem.sets) - phase.pieces_before(step, problem.sets);
-          const auto bytes = static_cast<unsigned>(blocks * count * pieces);
-          step             = end < phase.steps ? end : 0;
-          block            = step > 0 ? block : (rest == blocks ? 0 : block + blocks);
-          if (filled)
+          for (int step = 0; step < steps; step += at_once)
           {
-            block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
+            const int end    = step + at_once < steps ? step + at_once : steps;
+            const int count  = problem.pieces_of_steps(end, shifts) - problem.pieces_of_steps(step, shifts);
+            const auto bytes = static_cast<unsigned>(count * pieces);
+            if (filled)
+            {
+              block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
+            }
+            uint64_t* full = &control.full[place.slot];
+            cuda::ptx::mbarrier_arrive_expect_tx(
+              cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
+            cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
+                                     cuda::ptx::space_global,
+                                     block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+                                     source,
+                                     bytes,
+                                     full);
+            source += problem.stage_bytes;
+            place.advance(problem.stages);
+            filled = filled || place.slot == 0;
           }
-          uint64_t* full = &control.full[place.slot];
-          cuda::ptx::mbarrier_arrive_expect_tx(
-            cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
-          cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
-                                   cuda::ptx::space_global,
-                                   block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
-                                   source,
-                                   bytes,
-                                   full);
-          source += problem.stage_bytes;
-          place.advance(problem.stages);
-          filled = filled || place.slot == 0;
         }
       }
     }
@@ -544,7 +517,6 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
                                         one_by_one,
                                         lost};
       }
-      block::publish();
       block::arrive_barrier(&control.staged[segment & 1]);
     }
   }
@@ -598,18 +570,19 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
   block::gemm_control& control = block::control_data();
   const int chunks             = problem.chunks();
   const int phases             = problem.total_phases();
-  const auto memory            = static_cast<unsigned>(__cvta_generic_to_shared(block::gemm_memory()));
-  const block::gemm_origin origin(problem, uniform(static_cast<int>(threadIdx.x)) / 128);
 #  pragma unroll 1
   for (int p = 0; p < phases; ++p)
   {
-    // Where registers allow, fp32-class sums do not stay in the tensor core, which truncates: those of each stage are added here.
-    constexpr bool promote = Form == gemm_form::split && Policy::accumulators <= tuning::implicit_gemm_most_promoted;
     block::gemm_accumulators<Policy> sums;
-    block::gemm_accumulators<Policy> products;
-    auto& accumulators = promote ? products : sums; // of the tensor core
-    set_accumulators<Policy>(sums, 0.0f);
-    set_accumulators<Policy>(accumulators, 0.0f);
+    TCONV_PRAGMA_UNROLL
+    for (int set = 0; set < Policy::sets; ++set)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < Policy::columns / 2; ++i)
+      {
+        sums[set][i] = 0.0f;
+      }
+    }
     const gemm_phase phase = read_phase(problem, list, p);
     int exponent           = 0;
     bool one_by_one        = Careful && uniform(control.one_by_one) != 0;
@@ -622,92 +595,69 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       }
       if constexpr (Careful)
       {
-        one_by_one = one_by_one || state.tile.one_by_one != 0;
-        // Only downwards: inputs of this chunk are larger. Without a branch: accumulators that are written on one side of it make the
-        // compiler wait for every product.
-        const int change   = chunk == 0 ? 0 : state.tile.exponent - exponent;
-        one_by_one         = one_by_one || change < -60;
-        const float factor = block::power_of_two(change < -60 ? -60 : change);
-        TCONV_PRAGMA_UNROLL
-        for (int set = 0; set < Policy::sets; ++set)
+        one_by_one       = one_by_one || state.tile.one_by_one != 0;
+        const int change = state.tile.exponent - exponent;
+        if (chunk > 0 && change != 0)
         {
+          // Only downwards: inputs of this chunk are larger.
+          one_by_one         = one_by_one || change < -60;
+          const float factor = block::power_of_two(change < -60 ? -60 : change);
           TCONV_PRAGMA_UNROLL
-          for (int i = 0; i < Policy::columns / 2; ++i)
+          for (int set = 0; set < Policy::sets; ++set)
           {
-            sums[set][i] *= factor;
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < Policy::columns / 2; ++i)
+            {
+              sums[set][i] *= factor;
+            }
           }
         }
       }
-      exponent         = state.tile.exponent;
-      const int blocks = problem.blocks_of(chunk);
-      int plane        = state.tile.first_plane + origin.cell[0] + phase.plane;
+      exponent       = state.tile.exponent;
+      const int lane = block::own_thread() % 32;
+      const block::gemm_cells cells(control.pair[block::own_pair()]);
+      const int steps = problem.blocks_of(chunk) * phase.shifts;
+      int plane       = state.tile.first_plane + cells.cell[0] + phase.plane;
       // Of the first tap along h; planes follow each other in a ring.
-      const int corner = problem.staged_at + phase.row + origin.cell[1] * problem.row_bytes()
-                       + origin.cell[2] * gemm_position_bytes;
-      int used = -1; // the stage whose products may still be under way
+      const auto offset = static_cast<unsigned>(phase.row + cells.cell[1] * problem.row_bytes()
+                                                + cells.cell[2] / 2 * problem.position_bytes()
+                                                + lane % 4 * gemm_form_traits::of(Form).lane_bytes);
 #  pragma unroll 1
       for (int d = 0; d < phase.taps[0]; ++d)
       {
-        const int slot = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
-        unsigned row   = (memory + static_cast<unsigned>(corner + slot * problem.plane_bytes())) / 16;
+        const int slot           = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
+        const unsigned char* row = block::gemm_memory()
+                                 + (problem.staged_at + static_cast<unsigned>(slot * problem.plane_bytes()) + offset);
 #  pragma unroll 1
         for (int h = 0; h < phase.taps[1]; ++h)
         {
-          unsigned at = row;
+          block::step_walk walk(problem, phase);
 #  pragma unroll 1
-          for (int block = 0; block < blocks; block += problem.blocks_per_stage)
+          for (int step = 0; step < steps; step += problem.steps_per_stage)
           {
-            const int rest = blocks - block;
-#  pragma unroll 1
-            for (int step = 0; step < phase.steps; step += problem.steps_per_stage)
+            block::ring_place& place = state.place;
+            block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
+            const int rest = steps - step;
+            block::multiply_stage<Policy, Form>(
+              sums,
+              problem,
+              phase.shifts,
+              row,
+              block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+              rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
+              walk);
+            if (!problem.resident)
             {
-              block::ring_place& place = state.place;
-              block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
-              int holds[Policy::sets];
-              TCONV_PRAGMA_UNROLL
-              for (int set = 0; set < Policy::sets; ++set)
+              if (block::elected())
               {
-                holds[set] = promote ? 0 : 1;
+                block::arrive_barrier(&control.empty[place.slot]);
               }
-              block::multiply_stage<Policy, Form>(
-                accumulators,
-                holds,
-                problem,
-                phase,
-                at,
-                (memory + static_cast<unsigned>(problem.ring_at + place.slot * problem.stage_bytes)) / 16,
-                rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage,
-                step);
-              block::wgmma::wait<promote ? 0 : 1>();
-              if constexpr (promote)
-              {
-                TCONV_PRAGMA_UNROLL
-                for (int set = 0; set < Policy::sets; ++set)
-                {
-                  TCONV_PRAGMA_UNROLL
-                  for (int i = 0; i < Policy::columns / 2; ++i)
-                  {
-                    sums[set][i] += holds[set] != 0 ? products[set][i] : 0.0f;
-                  }
-                }
-              }
-              if (!problem.resident && used >= 0 && block::elected())
-              {
-                block::arrive_barrier(&control.empty[used]);
-              }
-              used = place.slot;
-              place.advance(problem.stages);
             }
-            at += static_cast<unsigned>(problem.blocks_per_stage * problem.block_bytes()) / 16;
+            place.advance(problem.stages);
           }
-          row += static_cast<unsigned>(phase.row_step / 16);
+          row += phase.row_step;
         }
         plane += phase.plane_step;
-      }
-      block::wgmma::wait<0>();
-      if (!problem.resident && used >= 0 && block::elected())
-      {
-        block::arrive_barrier(&control.empty[used]);
       }
       if (chunks > 1 && chunk + 1 < chunks)
       {
@@ -716,7 +666,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
     }
 
     const tile_view& tile   = state.tile;
-    const int lane          = block::opaque(static_cast<int>(threadIdx.x)) % 32;
+    const int lane          = block::own_thread() % 32;
     const int first_channel = tile.channel_tile * Policy::columns + lane % 4 * 2;
     gemm_scale<Policy::columns, Policy::sets, Form == gemm_form::split> scale{};
     if constexpr (Form == gemm_form::split)
@@ -734,7 +684,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       scale.of_weights = control.inverse_scale + lane % 4 * 2;
       if constexpr (Careful)
       {
-        const block::gemm_cells own(problem, origin);
+        const block::gemm_cells own(control.pair[block::own_pair()]);
         if (one_by_one)
         {
           scale = {};
@@ -750,28 +700,22 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
     }
 
     const auto locate_outputs = [&] {
-      const block::gemm_cells cells(problem, origin);
+      const block::gemm_cells cells(control.pair[block::own_pair()]);
+      int o[3];
+      for (int a = 0; a < 3; ++a)
+      {
+        o[a] = (tile.cell[a] + cells.cell[a]) * static_cast<int>(problem.axis[a].stride) + phase.along[a];
+      }
       const auto out_d = static_cast<int>(problem.axis[0].out);
       const auto out_h = static_cast<int>(problem.axis[1].out);
       const auto out_w = static_cast<int>(problem.axis[2].out);
-      int o[3];
-      int step[3];
-      for (int a = 0; a < 3; ++a)
-      {
-        const auto stride = static_cast<int>(problem.axis[a].stride);
-        o[a]              = (tile.cell[a] + cells.first[a]) * stride + phase.along[a];
-        step[a]           = cells.step[a] * stride;
-      }
       block::fragment_run run;
-      run.first     = (static_cast<int64_t>(o[0]) * out_h + o[1]) * out_w + o[2];
-      run.cell_step = static_cast<int64_t>(step[1]) * out_w + step[2];
-      TCONV_PRAGMA_UNROLL
-      for (int cell = 0; cell < 2; ++cell)
-      {
-        const int present = out_w - o[2] - cell * step[2];
-        const bool inside = o[0] < out_d && o[1] + cell * step[1] < out_h && present > 0;
-        run.count[cell]   = inside ? (present < Policy::sets ? present : Policy::sets) : 0;
-      }
+      run.step          = Policy::sets == 2 ? 1 : static_cast<int>(problem.axis[2].stride);
+      run.first         = (static_cast<int64_t>(o[0]) * out_h + o[1]) * out_w + o[2];
+      const bool inside = cells.active && o[0] < out_d && o[1] < out_h && o[2] < out_w;
+      // Of the two cells.
+      const int present = Policy::sets == 2 ? out_w - o[2] : (o[2] + run.step < out_w ? 2 : 1);
+      run.count         = inside ? (present < 2 * Policy::sets ? present : 2 * Policy::sets) : 0;
       return run;
     };
     finish(tile.n, static_cast<int>(problem.out_channels), first_channel, locate_outputs, scale, sums);
@@ -839,6 +783,7 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
                                                                     const In* w,
                                                                     const unsigned char* packed,
                                                                     const gemm_phase* phases,
+                                                                    const gemm_step* steps,
                                                                     const float* inverse_scales,
                                                                     const unsigned* lost_weights,
                                                                     int lost_count,
@@ -848,6 +793,10 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
   block::gemm_control& control = block::control_data();
   const int first_tile         = static_cast<int>(problem.total_tiles() * blockIdx.x / gridDim.x);
   const int last_tile          = static_cast<int>(problem.total_tiles() * (blockIdx.x + 1) / gridDim.x);
+  if (threadIdx.x < Policy::rows / 2)
+  {
+    control.pair[threadIdx.x] = block::gemm_cells::pack(problem, static_cast<int>(threadIdx.x));
+  }
   if (threadIdx.x == 0)
   {
     control.one_by_one = 0;
@@ -886,6 +835,10 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
   {
     block::wgmma::take_registers<Policy::consumer_registers>();
     runtime::grid_dependency_wait();
+    for (int i = static_cast<int>(threadIdx.x); i < problem.table_steps(); i += Policy::consumers * 128)
+    {
+      block::step_table(problem)[i] = steps[i];
+    }
     if constexpr (Form == gemm_form::split)
     {
       for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)

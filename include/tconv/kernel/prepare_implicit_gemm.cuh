@@ -3,7 +3,7 @@
 
 /// \file
 /// Prepares the Hopper tensor-core engine: packs weights [in_channels, out_channels, taps...] into stages, and writes the
-/// list of phases that the main loop follows.
+/// list of phases and the table of steps that the main loop follows.
 
 #include "../block/implicit_gemm.cuh"
 #include "../detail/launch.cuh"
@@ -16,13 +16,12 @@ namespace kernel
 {
 
 /// Where the weights of a tap along one axis are packed.
-struct packed_tap
+struct alignas(16) packed_tap
 {
   int phase; ///< phase, along w group of phases
-  int index; ///< number of the tap among those of its phase; along w the part of a block of channels that a stage holds
+  int index; ///< number of the tap among those of its phase, along w of its shift
   int count; ///< how many there are
-  int piece; ///< along w: number of its piece among the block's in the stage
-  int pieces; ///< and how many there are
+  int piece; ///< along w: pieces before it in a row
 };
 
 /// Tap \p t along axis \p a of \p problem.
@@ -32,26 +31,19 @@ TCONV_DEVICE packed_tap locate_tap(const gemm_problem& problem, int a, int t)
   {
     const auto r          = static_cast<int>(problem.axis[a].tap_phase(t));
     const axis_phase taps = problem.phase(a, r);
-    return {r, static_cast<int>((t - taps.first_tap) / taps.tap_step), static_cast<int>(taps.count), 0, 0};
+    return {r, static_cast<int>((t - taps.first_tap) / taps.tap_step), static_cast<int>(taps.count), 0};
   }
   const gemm_tap_place place = problem.place(t);
   const int64_t first        = static_cast<int64_t>(place.group) * problem.sets;
-  gemm_phase phase{};
-  for (int which = 0; which < gemm_series_count; ++which)
-  {
-    phase.series[which].count = static_cast<int>(problem.taps_of(first, which).count);
-    phase.steps += phase.series[which].count;
-  }
-  const int part     = place.step / problem.steps_per_stage;
-  const int begin    = part * problem.steps_per_stage;
-  const int end      = begin + problem.steps_per_stage < phase.steps ? begin + problem.steps_per_stage : phase.steps;
-  const int before   = phase.pieces_before(begin, problem.sets);
-  const bool follows = place.set == 1 && problem.tap(first, place.step, 0) >= 0;
-  return {place.group,
-          part,
-          (phase.steps + problem.steps_per_stage - 1) / problem.steps_per_stage,
-          phase.pieces_before(place.step, problem.sets) - before + (follows ? 1 : 0),
-          phase.pieces_before(end, problem.sets) - before};
+  const bool follows         = place.set == 1 && problem.tap(first, place.shift, 0) >= 0;
+  return {place.group, place.shift, problem.shifts(first), problem.pieces_before(place.shift) + (follows ? 1 : 0)};
+}
+
+/// The input channel, within its block, of number \p k of half \p half of K: the order that staged input has.
+template <gemm_form Form>
+TCONV_DEVICE constexpr int packed_channel(int half, int k)
+{
+  return 2 * half + (Form == gemm_form::tf32 ? 4 * (k % 4) + k / 4 : 4 * (k / 2) + k % 2);
 }
 
 /// The weights of one output channel and tap with gemm_block_channels input channels: what a thread packs at once.
@@ -94,7 +86,7 @@ struct weight_column
       if constexpr (Form == gemm_form::tf32)
       {
         // A half is an instruction, of two core matrices.
-        const auto word = [&](int k) { return block::round_tf32(to_float(of[8 * half + k])); };
+        const auto word = [&](int k) { return block::round_tf32(to_float(of[packed_channel<Form>(half, k)])); };
         *reinterpret_cast<uint4*>(at + half * term)       = make_uint4(word(0), word(1), word(2), word(3));
         *reinterpret_cast<uint4*>(at + half * term + 128) = make_uint4(word(4), word(5), word(6), word(7));
       }
@@ -105,7 +97,7 @@ struct weight_column
         TCONV_PRAGMA_UNROLL
         for (int k = 0; k < 8; ++k)
         {
-          const float original = to_float(of[8 * half + k]);
+          const float original = to_float(of[packed_channel<Form>(half, k)]);
           const float v        = original * scale;
           hi[k]                = __float2half_rn(v);
           lo[k]                = __float2half_rn((v - __half2float(hi[k])) * block::power_of_two(block::low_exponent));
@@ -122,7 +114,7 @@ struct weight_column
         TCONV_PRAGMA_UNROLL
         for (int k = 0; k < 8; ++k)
         {
-          values[k] = of[8 * half + k];
+          values[k] = of[packed_channel<Form>(half, k)];
         }
         *reinterpret_cast<uint4*>(at + half * 128) = joined(values);
       }
@@ -152,6 +144,7 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
   const In* w,
   unsigned char* packed,
   gemm_phase* phases,
+  gemm_step* steps,
   float* inverse_scales,
   unsigned* lost)
 {
@@ -193,6 +186,10 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
   for (int p = gemm_problem::listed + number; p < problem.total_phases(); p += all)
   {
     phases[p] = make_gemm_phase(problem, p);
+  }
+  for (int i = number; i < problem.table_steps(); i += all)
+  {
+    steps[i] = problem.step(i);
   }
 
   // Items of a column: blocks of input channels, and taps, which are the faster digit.
@@ -261,16 +258,12 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
     }
     const int chunk    = block / problem.chunk_blocks;
     const int in_chunk = block - chunk * problem.chunk_blocks;
-    const int together = in_chunk / problem.blocks_per_stage; // blocks of a stage
+    const int run      = (in_chunk * v.count + v.index) / problem.steps_per_stage;
     const int p        = (d.phase * problem.phases[1] + h.phase) * problem.phases[2] + v.phase;
-    // Stages of a row of the chunks before and of this one.
-    const auto row_stages = [&](int channels) {
-      return (channels + problem.blocks_per_stage - 1) / problem.blocks_per_stage * v.count;
-    };
-    const int stage = chunk * d.count * h.count * row_stages(problem.chunk_blocks)
-                    + (d.index * h.count + h.index) * row_stages(problem.blocks_of(chunk)) + together * v.count
-                    + v.index;
-    const int piece   = (in_chunk - together * problem.blocks_per_stage) * v.pieces + v.piece;
+    const int stage    = chunk * d.count * h.count * problem.row_stages(v.count, problem.chunk_blocks)
+                    + (d.index * h.count + h.index) * problem.row_stages(v.count, problem.blocks_of(chunk)) + run;
+    const int piece = in_chunk * problem.pieces_before(v.count) + v.piece
+                    - problem.pieces_of_steps(run * problem.steps_per_stage, v.count);
     unsigned char* at = packed
                       + ((static_cast<int64_t>(tile) * problem.total_phases() + p) * problem.phase_stages + stage)
                           * problem.stage_bytes

@@ -361,8 +361,7 @@ private:
           functors_of_run,
           to.data,
           to.strides,
-          last ? vector(block::fragment_channel_vector<element>)
-               : shape.stride[2] == gemm.problem.sets && vector(2 * gemm.problem.sets)};
+          vector(last ? block::fragment_channel_vector<element> : 2 * gemm.problem.sets)};
         return launch_gemm(x, w, finish, opts, space, stream);
       }
 #endif

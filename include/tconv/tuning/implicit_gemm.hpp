@@ -46,11 +46,6 @@ inline constexpr int implicit_gemm_max_stages = 32;
 inline constexpr int implicit_gemm_pack_columns = 8;
 inline constexpr int implicit_gemm_pack_cluster = 8;
 inline constexpr int implicit_gemm_pack_threads = 256;
-/// Split form: accumulators of a thread up to which sums are kept in registers of their own, and the number of products of an output
-/// from which the planner cuts tiles so that they are. A chain of so many products in the tensor core, which truncates, was within 2
-/// times the error of fp32 FMAs; chains of 3360 were at 11 times.
-inline constexpr int implicit_gemm_most_promoted     = 32;
-inline constexpr int64_t implicit_gemm_longest_chain = 256;
 /// Multiprocessors of the device that the tiles are cut for.
 inline constexpr int64_t implicit_gemm_multiprocessors = 132;
 /// Packed weights beyond which the engine is not used.
