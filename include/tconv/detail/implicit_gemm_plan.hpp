@@ -25,7 +25,6 @@ struct gemm_plan
   int pack_blocks      = 0;
   int64_t shared_bytes = 0;
   double cycles        = 0; ///< estimate of a multiprocessor's
-  double products      = 0; ///< multiplications that the tensor cores perform, padding and split products included
 };
 
 /// Calls visit(policy) for \p columns and \p sets; the only list of instantiations.
@@ -284,11 +283,10 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       const double cost      = waves * tile_cost;
       if (!found || cost < best_cost)
       {
-        found         = true;
-        best_cost     = cost;
-        problem       = candidate;
-        plan.cycles   = cost;
-        plan.products = static_cast<double>(tiles) * pieces * count * 16.0 * rows * problem.columns;
+        found       = true;
+        best_cost   = cost;
+        problem     = candidate;
+        plan.cycles = cost;
       }
     }
     if (w >= most_w)

@@ -37,7 +37,7 @@ struct implicit_gemm_policy
 
 /// Dynamic shared memory of a block: one block per multiprocessor.
 inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
-/// Bytes of one stage of weights, at most: 12 KB (technique-p1: P1).
+/// Bytes of one stage of weights, at most, unless one step needs more.
 inline constexpr int implicit_gemm_stage_bytes = 12 * 1024;
 /// Stages of weights: at least, and as many as are worth having.
 inline constexpr int implicit_gemm_min_stages = 4;
