@@ -8,6 +8,7 @@
 #include "group_norm_arguments.hpp"
 #include "launch/apply_chain.cuh"
 #include "launch/batch_norm_train.cuh"
+#include "launch/batch_norm_train_centred.cuh"
 #include "launch/batch_norm_train_global_mean.cuh"
 #include "launch/conv_batch_norm_train.cuh"
 #include "launch/conv_transpose.cuh"

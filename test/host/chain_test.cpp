@@ -400,7 +400,9 @@ static_assert(!tconv::chain<tconv::hardsigmoid>::linear && !tconv::chain<tconv::
               && !tconv::chain<tconv::exponential>::linear && !tconv::chain<tconv::minimum>::linear
               && !tconv::chain<tconv::maximum>::linear && !tconv::chain<tconv::channel_sum>::linear);
 static_assert(tconv::chain<tconv::sample_bias>::linear && tconv::chain<tconv::sample_scale>::linear
-              && tconv::chain<tconv::bias, tconv::sample_affine>::linear);
+              && tconv::chain<tconv::bias, tconv::sample_affine>::linear
+              && tconv::chain<tconv::sample_centred_scale>::linear
+              && tconv::chain<tconv::sample_centred_scale>::per_sample);
 static_assert(tconv::chain<tconv::sample_bias>::per_sample && tconv::chain<tconv::relu, tconv::sample_scale>::per_sample
               && tconv::chain<tconv::sample_affine, tconv::relu>::per_sample);
 static_assert(!tconv::chain<>::per_sample && !tconv::chain<tconv::bias, tconv::scale, tconv::batch_norm>::per_sample);

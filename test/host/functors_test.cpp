@@ -436,6 +436,7 @@ TEST(functors, nan_comes_out_of_every_functor)
     EXPECT_TRUE(std::isnan(tconv::sample_bias(b, 1).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::sample_scale(zero, 1).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::sample_affine(zero, b, 1).bind(at)(v)));
+    EXPECT_TRUE(std::isnan(tconv::sample_centred_scale(b, 1, zero).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::bias(b).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::bias(nullptr).bind(at)(v)));
     EXPECT_TRUE(std::isnan(tconv::scale(b).bind(at)(v)));
@@ -479,6 +480,7 @@ TEST(functors, nan_comes_out_of_every_reference)
   EXPECT_TRUE(std::isnan(apply(tconv::sample_bias(b, 1))));
   EXPECT_TRUE(std::isnan(apply(tconv::sample_scale(zero, 1))));
   EXPECT_TRUE(std::isnan(apply(tconv::sample_affine(zero, b, 1))));
+  EXPECT_TRUE(std::isnan(apply(tconv::sample_centred_scale(b, 1, zero))));
   EXPECT_TRUE(std::isnan(apply(tconv::bias(b))));
   EXPECT_TRUE(std::isnan(apply(tconv::scale(0.0f))));
   EXPECT_TRUE(std::isnan(apply(tconv::affine(zero, b))));
@@ -615,6 +617,8 @@ TEST(linear_functors, operands_are_read_per_sample_and_channel)
         EXPECT_EQ(tconv::sample_bias(values, stride).bind(at)(0.5f), 0.5f + values[i]);
         EXPECT_EQ(tconv::sample_scale(values, stride).bind(at)(0.5f), 0.5f * values[i]);
         EXPECT_EQ(tconv::sample_affine(values, others, stride).bind(at)(2.0f), 2.0f * values[i] + others[i]);
+        EXPECT_EQ(tconv::sample_centred_scale(others, stride, values).bind(at)(2.0f), values[c] * (2.0f - others[i]));
+        EXPECT_EQ(tconv::sample_centred_scale(others, stride, values).bind(at)(others[i]), 0.0f);
       }
     }
   }
@@ -725,6 +729,7 @@ TEST(linear_functors, slope_is_the_derivative)
   check(tconv::sample_bias(b, 1).bind({}));
   check(tconv::sample_scale(c, 1).bind({}));
   check(tconv::sample_affine(b, c, 1).bind({}));
+  check(tconv::sample_centred_scale(b, 1, c).bind({}));
 }
 
 } // namespace

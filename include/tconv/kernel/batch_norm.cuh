@@ -157,14 +157,38 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constan
   }
 }
 
-/// What normalises each channel behind \p before in train mode, and the running statistics; a channel per block.
+/// What batch_norm_statistics() leaves where BatchNorm is applied as it stands: centres[c] = before(mean[c]) and slopes[c] = gamma /
+/// sqrt(a^2 var[c] + eps), both [channels].
+struct channel_affines
+{
+  float* centres;
+  float* slopes;
+
+  TCONV_DEVICE void store(int64_t c, double mean, double, double slope) const
+  {
+    centres[c] = static_cast<float>(mean);
+    slopes[c]  = static_cast<float>(slope);
+  }
+};
+
+/// The same where a mean is subtracted behind it: what is left of BatchNorm and \p before is a slope of the convolution's outputs,
+/// slopes[c] = a * gamma / sqrt(a^2 var[c] + eps).
+struct channel_slopes
+{
+  float* slopes;
+
+  TCONV_DEVICE void store(int64_t c, double, double slope_before, double slope) const
+  {
+    slopes[c] = static_cast<float>(slope_before * slope);
+  }
+};
+
+/// What normalises each channel behind \p before in train mode, into \p result, and the running statistics; a channel per block.
 ///
-/// \p statistics: of the convolution's outputs. With a = slope of before: centres[c] = before(mean[c]) and slopes[c] = gamma /
-/// sqrt(a^2 var[c] + eps).
-template <int Threads, class Chain>
+/// \p statistics: of the convolution's outputs. a = slope of before.
+template <int Threads, class Chain, class Result>
 __global__ __launch_bounds__(Threads) void batch_norm_statistics(const __grid_constant__ partial_moments statistics,
-                                                                 float* centres,
-                                                                 float* slopes,
+                                                                 const Result result,
                                                                  int64_t channels,
                                                                  const __grid_constant__ Chain before,
                                                                  const batch_norm_arguments arguments)
@@ -189,9 +213,8 @@ __global__ __launch_bounds__(Threads) void batch_norm_statistics(const __grid_co
       const double slope  = chain_slope(before, at);
       const double mean   = apply_to_mean(before, total.mean, at);
       const double gamma  = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
-      centres[c]          = static_cast<float>(mean);
-      slopes[c]           = static_cast<float>(
-        batch_norm_slope(slope * slope * total.biased_variance(), static_cast<double>(arguments.eps), gamma));
+      const double biased = slope * slope * total.biased_variance();
+      result.store(c, mean, slope, batch_norm_slope(biased, static_cast<double>(arguments.eps), gamma));
       update_running_statistics(arguments, c, mean, slope * slope * total.unbiased_variance());
     }
     __syncthreads();

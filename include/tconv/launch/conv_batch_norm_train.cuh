@@ -13,18 +13,57 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace runtime
 {
 
-/// The pass over the outputs that leaves what normalises them: plan and workspace, behind those of the convolution that follows.
-struct conv_statistics_plan
+/// BatchNorm behind the convolution: an affine per channel. One of what conv_batch_norm_plan may normalise with.
+struct channel_normalisation
+{
+  detail::workspace_layout::piece<float> centres;
+  detail::workspace_layout::piece<float> slopes;
+
+  channel_normalisation(detail::workspace_layout& layout, const conv_transpose_shape<3>& shape, const options&)
+      : centres(layout.add<float>(shape.out_channels))
+      , slopes(layout.add<float>(shape.out_channels))
+  {}
+
+  /// The chain behind the convolution; a null \p self leaves operands out, for its type.
+  template <class Before, class Functors>
+  static auto chain_of(const channel_normalisation* self,
+                       const Before& before,
+                       const Functors& functors,
+                       const batch_norm_arguments& arguments,
+                       int64_t,
+                       const workspace& space)
+  {
+    const centred_affine normalise(self != nullptr ? self->centres.get(space) : nullptr,
+                                   self != nullptr ? self->slopes.get(space) : nullptr,
+                                   arguments.beta);
+    return detail::join(before, prepend(normalise, functors));
+  }
+  /// Where the statistics go.
+  [[nodiscard]] kernel::channel_affines result(const workspace& space) const
+  {
+    return {centres.get(space), slopes.get(space)};
+  }
+  /// Nothing goes before the moments.
+  template <class In>
+  [[nodiscard]] status launch(const In*, const In*, const workspace&, bool&, cudaStream_t) const
+  {
+    return {};
+  }
+};
+
+/// Plan and workspace of a convolution that is computed once for its moments and once more, normalised, for the result.
+template <class Normalisation>
+struct conv_batch_norm_plan
 {
   detail::gather_plan gather;
   detail::workspace_layout layout;
   gather_workspace pieces;
   int64_t partials_per_channel;
   detail::workspace_layout::piece<moments<float>> partials;
-  detail::workspace_layout::piece<float> centres;
-  detail::workspace_layout::piece<float> slopes;
+  Normalisation normalisation;
 
-  conv_statistics_plan(const detail::workspace_layout& following,
+  /// \p following: workspace of the second computation.
+  conv_batch_norm_plan(const detail::workspace_layout& following,
                        const conv_transpose_shape<3>& shape,
                        const options& opts)
       : gather(detail::plan_gather(shape, false, opts.input_layout))
@@ -32,11 +71,10 @@ struct conv_statistics_plan
       , pieces(layout, gather.problem)
       , partials_per_channel(gather.problem.blocks() / gather.problem.taps.channel_tiles)
       , partials(layout.add<moments<float>>(shape.out_channels * partials_per_channel))
-      , centres(layout.add<float>(shape.out_channels))
-      , slopes(layout.add<float>(shape.out_channels))
+      , normalisation(layout, shape, opts)
   {}
 
-  /// Two passes of the gather engine's kernels, and the statistics.
+  /// All that comes before the second computation: the pass of the gather engine and the statistics.
   template <class In, class Before>
   [[nodiscard]] status launch(const In* x,
                               const In* w,
@@ -46,6 +84,10 @@ struct conv_statistics_plan
                               bool overlap_predecessor,
                               cudaStream_t stream) const
   {
+    if (status s = normalisation.launch(x, w, space, overlap_predecessor, stream); !s.ok())
+    {
+      return s;
+    }
     const kernel::reduce_moments reduce{partials.get(space), partials_per_channel};
     if (status s = launch_gather(gather, pieces, x, w, reduce, space, overlap_predecessor, stream); !s.ok())
     {
@@ -53,18 +95,138 @@ struct conv_statistics_plan
     }
     constexpr int threads  = 256;
     const int64_t channels = gather.problem.out_channels;
+    const auto result      = normalisation.result(space);
     return runtime::launch("tconv::kernel::batch_norm_statistics",
-                           kernel::batch_norm_statistics<threads, Before>,
+                           kernel::batch_norm_statistics<threads, Before, std::decay_t<decltype(result)>>,
                            {std::min(channels, max_grid), threads, 0, true},
                            stream,
                            kernel::partial_moments{partials.get(space), partials_per_channel},
-                           centres.get(space),
-                           slopes.get(space),
+                           result,
                            channels,
                            before,
                            arguments);
   }
 };
+
+/// Bytes of workspace of run_conv_batch_norm() for the same types, shape, chains and options.
+template <class Normalisation, class In, class Out, int Rank, class Before, class Functors>
+std::size_t conv_batch_norm_workspace_bytes(const conv_transpose_shape<Rank>& shape,
+                                            const Before& before,
+                                            const Functors& functors,
+                                            const options& opts)
+{
+  const auto all   = Normalisation::chain_of(nullptr, before, functors, {}, 0, {});
+  using chain_type = std::decay_t<decltype(all)>;
+  if (!detail::validate_result(shape, chain_type::output_channels(shape.out_channels)).ok()
+      || shape.output_elements() == 0)
+  {
+    return 0;
+  }
+  const pool_windows<chain_type> pools(all, shape.output());
+  if (!pools.outcome.ok())
+  {
+    return 0;
+  }
+  const conv_transpose_shape<3> s3 = detail::canonical(shape);
+  const auto bytes                 = [&](const auto& plan, const auto&) {
+    return conv_batch_norm_plan<Normalisation>(plan.layout, s3, opts).layout.bytes();
+  };
+  return visit_conv_transpose_plan<In, Out>(s3, opts, all, pools, bytes);
+}
+
+/// y = functors(\p Normalisation of before(conv_transpose(x, w))); arguments as for batch_norm_train() of a convolution.
+template <class Normalisation, int Rank, class In, class Out, class Before, class Functors>
+[[nodiscard]] status run_conv_batch_norm(const In* x,
+                                         const In* w,
+                                         Out* y,
+                                         const conv_transpose_shape<Rank>& shape,
+                                         const Before& before,
+                                         const batch_norm_arguments& arguments,
+                                         const Functors& functors,
+                                         const options& opts,
+                                         const workspace& space,
+                                         cudaStream_t stream)
+{
+  static_assert(is_type_pair<In, Out>::value,
+                "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
+  static_assert(Before::linear && !Before::per_sample,
+                "tconv: batch_norm_train takes linear functors without operands per sample (bias, scale, affine, "
+                "batch_norm) before BatchNorm; anything else needs the convolution's output");
+  // The plan depends on the types of the functors alone; where their operands are follows from it.
+  const auto without_operands = Normalisation::chain_of(nullptr, before, functors, arguments, shape.out_channels, {});
+  using chain_type            = std::decay_t<decltype(without_operands)>;
+  const int64_t written       = chain_type::output_channels(shape.out_channels);
+  if (status s = detail::validate_result(shape, written); !s.ok())
+  {
+    return s;
+  }
+  if (status s = check_batch_norm(arguments); !s.ok())
+  {
+    return s;
+  }
+  if (shape.output_positions() == 0)
+  {
+    return {};
+  }
+  const pool_windows<chain_type> pools(without_operands, shape.output());
+  if (!pools.outcome.ok() || shape.batch == 0)
+  {
+    return pools.outcome;
+  }
+  if (shape.batch * shape.output_positions() < 2)
+  {
+    return status::error(
+      status_code::invalid_argument,
+      "shape: batch * output positions = 1: BatchNorm in train mode needs at least 2 values per channel");
+  }
+  const conv_transpose_shape<3> s3 = detail::canonical(shape);
+  if (status s = check_gather_limits(s3); !s.ok())
+  {
+    return s;
+  }
+  const auto optional = [&](const char* name, auto* p) {
+    return argument(name, p, p != nullptr ? shape.out_channels : 0);
+  };
+  const auto run = [&](const auto& plan, const auto&) -> status {
+    if (status s = check_engine(opts, plan.tensor_cores); !s.ok())
+    {
+      return s;
+    }
+    const conv_batch_norm_plan<Normalisation> statistics(plan.layout, s3, opts);
+    if (status s = check_call({input_argument(x, shape, opts),
+                               {"w", w, shape.weight_elements()},
+                               optional("batch_norm.gamma", arguments.gamma),
+                               optional("batch_norm.beta", arguments.beta)},
+                              {output_argument(y, shape, written, pools.positions(), opts),
+                               optional("batch_norm.running_mean", arguments.running_mean),
+                               optional("batch_norm.running_var", arguments.running_var)},
+                              statistics.layout,
+                              opts,
+                              space);
+        !s.ok())
+    {
+      return s;
+    }
+    const In* first_x = first_of_slice(x, shape, opts);
+    if (status s = statistics.launch(first_x, w, before, arguments, space, opts.programmatic_launch, stream); !s.ok())
+    {
+      return s;
+    }
+    options behind             = opts;
+    behind.programmatic_launch = true;
+    const auto result          = [&](const auto& same_plan, const auto& chain_of_run) {
+      return same_plan.launch(
+        first_x, w, output_view(y, shape, written, pools.positions(), opts), chain_of_run, behind, space, stream);
+    };
+    return visit_conv_transpose_plan<In, Out>(
+      s3,
+      opts,
+      Normalisation::chain_of(&statistics.normalisation, before, functors, arguments, shape.out_channels, space),
+      pools,
+      result);
+  };
+  return visit_conv_transpose_plan<In, Out>(s3, opts, without_operands, pools, run);
+}
 
 } // namespace runtime
 
@@ -76,23 +238,8 @@ std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& s
                                              const chain<Functors...>& functors = chain<>{},
                                              const options& opts                = {})
 {
-  const auto all   = detail::join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors));
-  using chain_type = std::decay_t<decltype(all)>;
-  if (!detail::validate_result(shape, chain_type::output_channels(shape.out_channels)).ok()
-      || shape.output_elements() == 0)
-  {
-    return 0;
-  }
-  const runtime::pool_windows<chain_type> pools(all, shape.output());
-  if (!pools.outcome.ok())
-  {
-    return 0;
-  }
-  const conv_transpose_shape<3> s3 = detail::canonical(shape);
-  const auto bytes                 = [&](const auto& plan, const auto&) {
-    return runtime::conv_statistics_plan(plan.layout, s3, opts).layout.bytes();
-  };
-  return runtime::visit_conv_transpose_plan<In, Out>(s3, opts, all, pools, bytes);
+  return runtime::conv_batch_norm_workspace_bytes<runtime::channel_normalisation, In, Out>(
+    shape, before, functors, opts);
 }
 
 /// y = functors(batch_norm_train(before(conv_transpose(x, w)))); running statistics as PyTorch.
@@ -124,89 +271,8 @@ template <int Rank, class In, class Out, class... Before, class... Functors>
                                       const workspace& space,
                                       cudaStream_t stream)
 {
-  static_assert(is_type_pair<In, Out>::value,
-                "tconv: x and w are float, __half or __nv_bfloat16, and y has their type or is float");
-  static_assert(chain<Before...>::linear && !chain<Before...>::per_sample,
-                "tconv: batch_norm_train takes linear functors without operands per sample (bias, scale, affine, "
-                "batch_norm) before BatchNorm; anything else needs the convolution's output");
-  using chain_type =
-    std::decay_t<decltype(detail::join(before, prepend(centred_affine(nullptr, nullptr, nullptr), functors)))>;
-  const int64_t written = chain_type::output_channels(shape.out_channels);
-  if (status s = detail::validate_result(shape, written); !s.ok())
-  {
-    return s;
-  }
-  if (status s = runtime::check_batch_norm(arguments); !s.ok())
-  {
-    return s;
-  }
-  if (shape.output_positions() == 0)
-  {
-    return {};
-  }
-  const auto with_statistics = [&](const float* centres, const float* slopes) {
-    return detail::join(before, prepend(centred_affine(centres, slopes, arguments.beta), functors));
-  };
-  const runtime::pool_windows<chain_type> pools(with_statistics(nullptr, nullptr), shape.output());
-  if (!pools.outcome.ok() || shape.batch == 0)
-  {
-    return pools.outcome;
-  }
-  if (shape.batch * shape.output_positions() < 2)
-  {
-    return status::error(
-      status_code::invalid_argument,
-      "shape: batch * output positions = 1: BatchNorm in train mode needs at least 2 values per channel");
-  }
-  const conv_transpose_shape<3> s3 = detail::canonical(shape);
-  if (status s = runtime::check_gather_limits(s3); !s.ok())
-  {
-    return s;
-  }
-  const auto optional = [&](const char* name, auto* p) {
-    return runtime::argument(name, p, p != nullptr ? shape.out_channels : 0);
-  };
-  const auto run = [&](const auto& plan, const auto&) -> status {
-    if (status s = runtime::check_engine(opts, plan.tensor_cores); !s.ok())
-    {
-      return s;
-    }
-    const runtime::conv_statistics_plan statistics(plan.layout, s3, opts);
-    if (status s = runtime::check_call({runtime::input_argument(x, shape, opts),
-                                        {"w", w, shape.weight_elements()},
-                                        optional("batch_norm.gamma", arguments.gamma),
-                                        optional("batch_norm.beta", arguments.beta)},
-                                       {runtime::output_argument(y, shape, written, pools.positions(), opts),
-                                        optional("batch_norm.running_mean", arguments.running_mean),
-                                        optional("batch_norm.running_var", arguments.running_var)},
-                                       statistics.layout,
-                                       opts,
-                                       space);
-        !s.ok())
-    {
-      return s;
-    }
-    const In* first_x = runtime::first_of_slice(x, shape, opts);
-    if (status s = statistics.launch(first_x, w, before, arguments, space, opts.programmatic_launch, stream); !s.ok())
-    {
-      return s;
-    }
-    options behind             = opts;
-    behind.programmatic_launch = true;
-    const auto result          = [&](const auto& same_plan, const auto& chain_of_run) {
-      return same_plan.launch(first_x,
-                              w,
-                              runtime::output_view(y, shape, written, pools.positions(), opts),
-                              chain_of_run,
-                              behind,
-                              space,
-                              stream);
-    };
-    return runtime::visit_conv_transpose_plan<In, Out>(
-      s3, opts, with_statistics(statistics.centres.get(space), statistics.slopes.get(space)), pools, result);
-  };
-  // The plan depends on the types of the functors alone; where their operands are follows from it.
-  return runtime::visit_conv_transpose_plan<In, Out>(s3, opts, with_statistics(nullptr, nullptr), pools, run);
+  return runtime::run_conv_batch_norm<runtime::channel_normalisation>(
+    x, w, y, shape, before, arguments, functors, opts, space, stream);
 }
 
 TCONV_CUDA_NAMESPACE_END

@@ -3,7 +3,7 @@
 
 /// \file
 /// Linear functors with operands: bias, scale, affine and BatchNorm in eval mode, with one value per channel; sample_bias,
-/// sample_scale and sample_affine with one per sample and channel.
+/// sample_scale, sample_affine and sample_centred_scale with one per sample and channel.
 ///
 /// A functor with operands is *bound* to a channel first: bind(coordinate) reads its operands once and returns a plain
 /// functor float -> float, which is then applied to every position of that channel. Operands are fp32 arrays in device memory
@@ -211,6 +211,26 @@ private:
   const float* centres_;
   const float* slopes_;
   const float* offsets_;
+};
+
+/// slopes[channel] * (v - centres[n, channel]): values around a mean of their sample and channel.
+struct sample_centred_scale
+{
+  static constexpr bool linear     = true;
+  static constexpr bool per_sample = true;
+
+  /// \p centres [batch, out_channels], not null, \p sample_stride as for sample_bias; \p slopes [out_channels], not null.
+  TCONV_HOST_DEVICE sample_centred_scale(const float* centres, int64_t sample_stride, const float* slopes)
+      : centres_{centres, sample_stride}
+      , slopes_(slopes)
+  {}
+
+  using bound = centred_affine::bound;
+  TCONV_HOST_DEVICE bound bind(const coordinate& at) const { return {{centres_.at(at), slopes_[at.channel], 0.0f}}; }
+
+private:
+  detail::sample_operand centres_;
+  const float* slopes_;
 };
 
 /// slopes[n, group] * gamma[channel] * (v - centres[n, group]) + beta[channel]: a normalisation by groups of neighbouring channels.
