@@ -1,89 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Runs one benchmarked pipeline on tensors from files and writes its output: how pytorch_compare.py sees tconv's results.
+/// Runs a pipeline of common/pipeline.hpp on tensors from files and writes its output: how pytorch_compare.py sees tconv's results.
 ///
-///     bench_dump_outputs <pipeline> <directory> batch=16 in_channels=32 out_channels=64 input=16,32,32 kernel=3,3,3 ...
+///     bench_dump_outputs L2_49 <directory>
+///     bench_dump_outputs --list              all pipelines with their shapes, as JSON
 ///
-/// Tensors are raw fp32 <name>.bin in the directory: x, w, b, and gamma, beta, mean, var where the pipeline has a BatchNorm.
+/// Tensors are raw fp32 <name>.bin in the directory: x, w, b, and those of offset, gamma, beta, mean, var that the pipeline has.
 /// Written: y.bin; in train mode also mean_out.bin and var_out.bin, with momentum 1: the statistics of this very batch.
 
+#include "common/pipeline.hpp"
 #include "common/timer.hpp"
 
-#include <tconv/tconv.cuh>
-
 #include <fstream>
-#include <map>
-#include <sstream>
+#include <string>
 
 namespace
 {
 
 using namespace tconv_bench;
-using tconv::chain;
-using shape3 = tconv::conv_transpose_shape<3>;
 
 [[noreturn]] void fail(const std::string& message)
 {
   std::fprintf(stderr, "bench_dump_outputs: %s\n", message.c_str());
   std::exit(1);
-}
-
-/// "3,3,3" or "16".
-std::vector<std::int64_t> integers(const std::string& text)
-{
-  std::vector<std::int64_t> values;
-  std::istringstream stream(text);
-  for (std::int64_t v = 0; stream >> v;)
-  {
-    values.push_back(v);
-    if (stream.peek() == ',')
-    {
-      stream.ignore();
-    }
-  }
-  if (values.empty() || !stream.eof())
-  {
-    fail("not integers: " + text);
-  }
-  return values;
-}
-
-shape3 parse_shape(int count, char** arguments)
-{
-  shape3 s;
-  const std::map<std::string, std::int64_t*> scalars{
-    {"batch", &s.batch}, {"in_channels", &s.in_channels}, {"out_channels", &s.out_channels}, {"groups", &s.groups}};
-  const std::map<std::string, shape3::extents*> axes{{"input", &s.input},
-                                                     {"kernel", &s.kernel},
-                                                     {"stride", &s.stride},
-                                                     {"padding", &s.padding},
-                                                     {"output_padding", &s.output_padding},
-                                                     {"dilation", &s.dilation}};
-  for (int i = 0; i < count; ++i)
-  {
-    const std::string argument = arguments[i];
-    const std::size_t equals   = std::min(argument.find('='), argument.size());
-    const std::string name     = argument.substr(0, equals);
-    const auto values          = integers(argument.substr(std::min(equals + 1, argument.size())));
-    if (scalars.count(name) == 1 && values.size() == 1)
-    {
-      *scalars.at(name) = values[0];
-    }
-    else if (axes.count(name) == 1 && values.size() == 3)
-    {
-      std::copy(values.begin(), values.end(), axes.at(name)->begin());
-    }
-    else
-    {
-      fail("not understood: " + argument);
-    }
-  }
-  if (const tconv::status valid = validate(s); !valid.ok())
-  {
-    fail(valid.message());
-  }
-  return s;
 }
 
 /// The .bin files of one directory as device memory.
@@ -138,89 +78,99 @@ device_array poisoned(std::int64_t count)
   return result;
 }
 
-device_array workspace_of(std::size_t bytes)
+void run(const pipeline& p, const tensor_folder& folder)
 {
-  return device_array(static_cast<std::int64_t>((bytes + 3) / 4));
-}
-
-void finish(const tconv::status& s)
-{
-  if (!s.ok())
+  const std::int64_t channels = p.shape.out_channels;
+  const auto operand          = [&](const char* name, bool there) {
+    return there ? folder.read(name, channels) : device_array(1);
+  };
+  const auto x      = folder.read("x", p.shape.input_elements());
+  const auto w      = folder.read("w", p.shape.weight_elements());
+  const auto b      = operand("b", true);
+  const auto offset = operand("offset", p.offset);
+  const auto gamma  = operand("gamma", p.batch_norm);
+  const auto beta   = operand("beta", p.batch_norm);
+  const auto mean   = operand("mean", p.batch_norm);
+  const auto var    = operand("var", p.batch_norm);
+  const auto y      = poisoned(p.outputs);
+  const device_array space(static_cast<std::int64_t>((p.workspace_bytes(tconv::options{}) + 3) / 4));
+  if (const tconv::status s = p.run({x.data(),
+                                     w.data(),
+                                     b.data(),
+                                     offset.data(),
+                                     gamma.data(),
+                                     beta.data(),
+                                     mean.data(),
+                                     var.data(),
+                                     y.data(),
+                                     1.0f},
+                                    tconv::options{},
+                                    space.as_workspace(),
+                                    nullptr);
+      !s.ok())
   {
     fail(s.message());
   }
   must(cudaDeviceSynchronize(), "run");
+  folder.write("y", y, p.outputs);
+  if (p.train)
+  {
+    folder.write("mean_out", mean, channels);
+    folder.write("var_out", var, channels);
+  }
 }
 
-void softmax_sigmoid(const tensor_folder& folder, const shape3& s)
+/// All pipelines as JSON, extents and parameters along PyTorch's axes.
+void list()
 {
-  const auto x = folder.read("x", s.input_elements());
-  const auto w = folder.read("w", s.weight_elements());
-  const auto b = folder.read("b", s.out_channels);
-  const auto y = poisoned(s.output_elements());
-
-  const auto functors = chain(tconv::bias(b.data()), tconv::channel_softmax{}, tconv::sigmoid{});
-  const auto space    = workspace_of(tconv::conv_transpose_workspace_bytes(s, functors));
-  finish(
-    tconv::conv_transpose(x.data(), w.data(), y.data(), s, functors, tconv::options{}, space.as_workspace(), nullptr));
-  folder.write("y", y, s.output_elements());
-}
-
-void scale_batch_norm_mean(const tensor_folder& folder, const shape3& s, bool train)
-{
-  const auto x     = folder.read("x", s.input_elements());
-  const auto w     = folder.read("w", s.weight_elements());
-  const auto b     = folder.read("b", s.out_channels);
-  const auto gamma = folder.read("gamma", s.out_channels);
-  const auto beta  = folder.read("beta", s.out_channels);
-  const auto mean  = folder.read("mean", s.out_channels);
-  const auto var   = folder.read("var", s.out_channels);
-  const auto y     = poisoned(s.batch * s.out_channels);
-
-  const auto before = chain(tconv::bias(b.data()), tconv::scale(2.0f));
-  if (train)
+  const char* separator = "[";
+  for (const pipeline& p : pipelines())
   {
-    tconv::batch_norm_arguments arguments{gamma.data(), beta.data(), mean.data(), var.data()};
-    arguments.momentum = 1.0f;
-    const auto space   = workspace_of(tconv::batch_norm_train_global_mean_workspace_bytes(s, before));
-    finish(tconv::batch_norm_train_global_mean(
-      x.data(), w.data(), y.data(), s, before, arguments, tconv::options{}, space.as_workspace(), nullptr));
-    folder.write("mean_out", mean, s.out_channels);
-    folder.write("var_out", var, s.out_channels);
+    const auto along_axes = [&](const char* name, const shape3::extents& values) {
+      std::printf(", \"%s\": ", name);
+      for (std::int64_t a = 3 - p.axes; a < 3; ++a)
+      {
+        std::printf(
+          "%s%lld", a == 3 - p.axes ? "[" : ", ", static_cast<long long>(values[static_cast<std::size_t>(a)]));
+      }
+      std::printf("]");
+    };
+    std::printf("%s{\"name\": \"%s\", \"train\": %s, \"batch\": %lld, \"in_channels\": %lld, \"out_channels\": %lld",
+                separator,
+                p.problem,
+                p.train ? "true" : "false",
+                static_cast<long long>(p.shape.batch),
+                static_cast<long long>(p.shape.in_channels),
+                static_cast<long long>(p.shape.out_channels));
+    along_axes("extents", p.shape.input);
+    along_axes("kernel", p.shape.kernel);
+    along_axes("stride", p.shape.stride);
+    along_axes("padding", p.shape.padding);
+    along_axes("output_padding", p.shape.output_padding);
+    std::printf("}");
+    separator = ",\n ";
   }
-  else
-  {
-    const auto functors = chain(
-      tconv::bias(b.data()), tconv::scale(2.0f), tconv::batch_norm(mean.data(), var.data(), gamma.data(), beta.data()));
-    const auto space = workspace_of(tconv::global_mean_workspace_bytes(s, functors));
-    finish(
-      tconv::global_mean(x.data(), w.data(), y.data(), s, functors, tconv::options{}, space.as_workspace(), nullptr));
-  }
-  folder.write("y", y, s.batch * s.out_channels);
+  std::printf("]\n");
 }
 
 } // namespace
 
 int main(int argc, char** argv)
 {
-  if (argc < 3)
+  if (argc == 2 && std::string(argv[1]) == "--list")
   {
-    fail("usage: bench_dump_outputs <pipeline> <directory> <field>=<value>...");
+    list();
+    return 0;
   }
-  const std::string pipeline = argv[1];
-  const tensor_folder folder(argv[2]);
-  const shape3 s = parse_shape(argc - 3, argv + 3);
-  if (pipeline == "softmax_sigmoid")
+  if (argc != 3)
   {
-    softmax_sigmoid(folder, s);
+    fail("usage: bench_dump_outputs --list | <problem> <directory>");
   }
-  else if (pipeline == "scale_batch_norm_mean_eval" || pipeline == "scale_batch_norm_mean_train")
+  const pipeline* p = find_pipeline(argv[1]);
+  if (p == nullptr)
   {
-    scale_batch_norm_mean(folder, s, pipeline == "scale_batch_norm_mean_train");
+    fail(std::string("no problem ") + argv[1]);
   }
-  else
-  {
-    fail("no pipeline " + pipeline);
-  }
+  run(*p, tensor_folder(argv[2]));
   return 0;
 }

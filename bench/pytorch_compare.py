@@ -59,112 +59,158 @@ def say(line: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class Pipeline(nn.Module):
+    """A transposed convolution and what follows it. `tail` works in any precision: float64 results come from it, too."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def tail(self, z: Tensor) -> Tensor:
+        """What follows the convolution."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The result as bench_dump_outputs writes it, or with more axes of extent 1."""
+        return self.tail(self.conv(x))
+
+
+class WithOffset(Pipeline):
+    """With a further bias per channel."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__(conv)
+        weight = conv.weight
+        self.offset = nn.Parameter(torch.randn(weight.shape[1], *[1] * (weight.dim() - 2)))  # type: ignore
+
+
+class WithBatchNorm(Pipeline):
+    """With a BatchNorm."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__(conv)
+        self.norm = nn.BatchNorm3d(conv.weight.shape[1])  # type: ignore
+
+
+class MeanOverDepthSoftmax(WithOffset):
+    """L2_13."""
+
+    def tail(self, z: Tensor) -> Tensor:
+        z = torch.mean(z, dim=2, keepdim=True) + self.offset
+        return torch.tanh(torch.softmax(z, dim=1)) * 2.0
+
+
+class BatchNormCentred(WithBatchNorm):
+    """L2_15."""
+
+    def tail(self, z: Tensor) -> Tensor:
+        z = self.norm(z)
+        return z - torch.mean(z, dim=(2, 3, 4), keepdim=True)
+
+
+class MeanLogsumexp(WithOffset):
+    """L2_42."""
+
+    def tail(self, z: Tensor) -> Tensor:
+        z = torch.mean(z, dim=(2, 3), keepdim=True) + self.offset
+        return torch.sum(torch.logsumexp(z, dim=1, keepdim=True), dim=(2, 3)) * 10.0
+
+
+class HalfMeanTwice(Pipeline):
+    """L2_44."""
+
+    def tail(self, z: Tensor) -> Tensor:
+        z = torch.mean(z * 0.5, dim=[2, 3], keepdim=True)
+        return torch.mean(z, dim=[2, 3], keepdim=True)
+
+
+class SoftmaxSigmoid(Pipeline):
+    """L2_49, P1."""
+
+    def tail(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(torch.softmax(z, dim=1))
+
+
+class ScaleAveragePool(WithOffset):
+    """L2_50."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__(conv)
+        self.first = nn.Parameter(torch.tensor(0.5))
+        self.second = nn.Parameter(torch.tensor(1.0))
+
+    def tail(self, z: Tensor) -> Tensor:
+        return (nn.functional.avg_pool3d(z * self.first, 2) + self.offset) * self.second
+
+
+class BatchNormAveragePools(WithBatchNorm):
+    """L2_72."""
+
+    def tail(self, z: Tensor) -> Tensor:
+        return nn.functional.avg_pool3d(nn.functional.avg_pool3d(self.norm(z), 2), 2)
+
+
+class ScaleBatchNormMean(WithBatchNorm):
+    """L2_77, P2."""
+
+    def tail(self, z: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool3d(self.norm(z * 2), 1)
+
+
+MODELS: dict[str, type[Pipeline]] = {
+    "L2_13": MeanOverDepthSoftmax,
+    "L2_15": BatchNormCentred,
+    "L2_42": MeanLogsumexp,
+    "L2_44": HalfMeanTwice,
+    "L2_49": SoftmaxSigmoid,
+    "L2_50": ScaleAveragePool,
+    "L2_72": BatchNormAveragePools,
+    "L2_77": ScaleBatchNormMean,
+    "P2_eval": ScaleBatchNormMean,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A transposed convolution and what follows it."""
+    """The convolution of a pipeline, as bench_dump_outputs --list has it."""
 
     name: str
-    pipeline: str  # as bench_dump_outputs calls it
+    train: bool  # BatchNorm, if there is one, uses the statistics of the batch
     batch: int
     in_channels: int
     out_channels: int
-    extents: tuple[int, int, int]
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-    output_padding: int = 0
-
-    @property
-    def pools(self) -> bool:
-        """Whether the output is one value per sample and channel."""
-        return self.pipeline != "softmax_sigmoid"
-
-    @property
-    def trains(self) -> bool:
-        """Whether BatchNorm uses the statistics of the batch."""
-        return self.pipeline == "scale_batch_norm_mean_train"
+    extents: list[int]
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    output_padding: list[int]
 
     @property
     def output(self) -> list[int]:
         """Output extents of the convolution."""
-        return [(n - 1) * self.stride - 2 * self.padding + self.kernel + self.output_padding for n in self.extents]
-
-    @property
-    def bytes(self) -> int:
-        """Input, weights and final output once each, as the benchmarks count them."""
-        inputs = self.batch * self.in_channels * math.prod(self.extents)
-        weights = self.in_channels * self.out_channels * self.kernel**3
-        outputs = self.batch * self.out_channels * (1 if self.pools else math.prod(self.output))
-        return 4 * (inputs + weights + outputs)
-
-    def arguments(self) -> list[str]:
-        """The shape for bench_dump_outputs."""
-
-        def cube(value: int) -> str:
-            return f"{value},{value},{value}"
-
-        return [
-            f"batch={self.batch}",
-            f"in_channels={self.in_channels}",
-            f"out_channels={self.out_channels}",
-            "input=" + ",".join(map(str, self.extents)),
-            f"kernel={cube(self.kernel)}",
-            f"stride={cube(self.stride)}",
-            f"padding={cube(self.padding)}",
-            f"output_padding={cube(self.output_padding)}",
-        ]
+        axes = zip(self.extents, self.kernel, self.stride, self.padding, self.output_padding, strict=True)
+        return [(n - 1) * stride - 2 * padding + kernel + more for n, kernel, stride, padding, more in axes]
 
 
-P2 = Problem("L2_77", "scale_batch_norm_mean_train", 16, 64, 128, (16, 32, 32), kernel=5)
-PROBLEMS = {
-    problem.name: problem
-    for problem in (
-        Problem("L2_49", "softmax_sigmoid", 16, 32, 64, (16, 32, 32), kernel=3, stride=2, padding=1, output_padding=1),
-        P2,
-        dataclasses.replace(P2, name="P2_eval", pipeline="scale_batch_norm_mean_eval"),
-    )
-}
+def find_problem(name: str, dump: Path) -> Problem:
+    """The problem `name` of bench_dump_outputs."""
+    listing = subprocess.run([dump, "--list"], check=True, timeout=60, capture_output=True, text=True)
+    return next(Problem(**fields) for fields in json.loads(listing.stdout) if fields["name"] == name)
 
 
-class SoftmaxSigmoid(nn.Module):
-    """P1."""
-
-    def __init__(self, conv: nn.ConvTranspose3d) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, C, D, H, W] as the convolution returns it."""
-        return torch.sigmoid(torch.softmax(self.conv(x), dim=1))
-
-
-class ScaleBatchNormMean(nn.Module):
-    """P2."""
-
-    def __init__(self, conv: nn.ConvTranspose3d) -> None:
-        super().__init__()
-        self.conv = conv
-        self.norm = nn.BatchNorm3d(conv.out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, C]"""
-        z = self.norm(self.conv(x) * 2)
-        return nn.functional.adaptive_avg_pool3d(z, 1).flatten(1)
-
-
-def make_model(problem: Problem, device: torch.device) -> nn.Module:
+def make_model(problem: Problem, device: torch.device) -> Pipeline:
     """The problem as PyTorch layers with default initialisation, the same in every process."""
     torch.manual_seed(SEED)
-    conv = nn.ConvTranspose3d(
+    layer = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[len(problem.extents)]
+    conv = layer(
         problem.in_channels,
         problem.out_channels,
-        problem.kernel,
-        stride=problem.stride,
-        padding=problem.padding,
-        output_padding=problem.output_padding,
+        tuple(problem.kernel),
+        stride=tuple(problem.stride),
+        padding=tuple(problem.padding),
+        output_padding=tuple(problem.output_padding),
     )
-    model = ScaleBatchNormMean(conv) if problem.pools else SoftmaxSigmoid(conv)
-    return model.to(device).train(problem.trains)
+    return MODELS[problem.name](conv).to(device).train(problem.train)
 
 
 def make_input(problem: Problem, device: torch.device) -> Tensor:
@@ -275,11 +321,12 @@ def compile_in_this_process(problem: Problem, device: torch.device) -> Json:
     return measure(compiled, rotation(x))
 
 
-def compile_in_a_process(problem: Problem, timeout: float) -> Json | None:
+def compile_in_a_process(problem: Problem, dump: Path, timeout: float) -> Json | None:
     """Times of torch.compile, in a process that is killed after `timeout` seconds; None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "compile.json"
-        command = [sys.executable, __file__, "--only-compile", "--problem", problem.name, "--output", str(output)]
+        command = [sys.executable, __file__, "--only-compile", "--problem", problem.name, "--dump", str(dump)]
+        command += ["--output", str(output)]
         process = subprocess.Popen(command, start_new_session=True)
         try:
             process.wait(timeout)
@@ -302,58 +349,55 @@ def compile_in_a_process(problem: Problem, timeout: float) -> Json | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def conv_transpose64(conv: nn.ConvTranspose3d, x: Tensor, extents: Sequence[int]) -> Tensor:
-    """conv(x) in float64 by the definition: input i and tap t reach output i * stride - padding + t.
+def conv_transpose64(problem: Problem, model: Pipeline, x: Tensor) -> Tensor:
+    """The convolution in float64 by the definition: input i and tap t reach output i * stride - padding + t.
 
-    One matrix product per sample and tap; x is [N, C_in, D, H, W], the result [N, C_out, *extents].
+    One matrix product per sample and tap; x is [N, C_in, ...], the result [N, C_out, ...].
     """
-    stride, padding, kernel = conv.stride, conv.padding, conv.kernel_size
-    w = conv.weight.detach().double()
-    b = conv.bias.detach().double()  # type: ignore[union-attr]
+    missing = 3 - len(problem.extents)  # leading axes
+
+    def three(values: Sequence[int], one: int) -> list[int]:
+        return [one] * missing + list(values)
+
+    inputs, outputs = three(problem.extents, 1), three(problem.output, 1)
+    kernel, stride, padding = three(problem.kernel, 1), three(problem.stride, 1), three(problem.padding, 0)
+    w = model.conv.weight.detach().double().view(problem.in_channels, problem.out_channels, *kernel)  # type: ignore
+    b = model.conv.bias.detach().double()  # type: ignore
     # With room for what padding crops.
-    room = [max((n - 1) * stride[a] + kernel[a], int(padding[a]) + extents[a]) for a, n in enumerate(x.shape[2:])]
-    crop = [slice(int(padding[a]), int(padding[a]) + extents[a]) for a in range(3)]
+    room = [max((n - 1) * stride[a] + kernel[a], padding[a] + outputs[a]) for a, n in enumerate(inputs)]
+    crop = [slice(padding[a], padding[a] + outputs[a]) for a in range(3)]
     samples = []
     for sample in x:
         z = torch.zeros(w.shape[1], *room, dtype=torch.float64, device=x.device)
         columns = sample.double().flatten(1)
         for tap in itertools.product(*map(range, kernel)):
-            d, h, v = (slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(tap, sample.shape[1:], stride, strict=True))
-            z[:, d, h, v] += (w[:, :, tap[0], tap[1], tap[2]].T @ columns).view(-1, *sample.shape[1:])
+            d, h, v = (slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(tap, inputs, stride, strict=True))
+            z[:, d, h, v] += (w[:, :, tap[0], tap[1], tap[2]].T @ columns).view(-1, *inputs)
         samples.append(z[:, crop[0], crop[1], crop[2]] + b[:, None, None, None])
-    return torch.stack(samples)
+    return torch.stack(samples).view(problem.batch, problem.out_channels, *problem.output)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """The problem's results in float64."""
 
-    logits: Tensor  # of the first sample, [C_out, D, H, W]
+    logits: Tensor  # of the first sample, [C_out, ...]
     y: Tensor
     variance: Tensor | None  # unbiased, of what enters BatchNorm in train mode
 
 
-def reference64(problem: Problem, model: nn.Module, x: Tensor) -> Reference:
+def reference64(problem: Problem, model: Pipeline, x: Tensor) -> Reference:
     """float64 results from the same fp32 parameters and input."""
-    conv = model.conv
-    assert isinstance(conv, nn.ConvTranspose3d)
-    z = conv_transpose64(conv, x, problem.output)
-    logits = z[0].clone()
-    if not problem.pools:
-        return Reference(logits, torch.sigmoid(torch.softmax(z, dim=1)), None)
-    norm = model.norm
-    assert isinstance(norm, nn.BatchNorm3d)
-    assert norm.running_mean is not None and norm.running_var is not None
-    z = z * 2
-    spatial = (0, 2, 3, 4)
-    variance = z.var(spatial, correction=1) if problem.trains else None
-    if problem.trains:
-        mean, var = z.mean(spatial), z.var(spatial, correction=0)
-    else:
-        mean, var = norm.running_mean.double(), norm.running_var.double()
-    slope = norm.weight.detach().double() / torch.sqrt(var + norm.eps)
-    y = (z.mean((2, 3, 4)) - mean) * slope + norm.bias.detach().double()
-    return Reference(logits, y, variance)
+    z = conv_transpose64(problem, model, x)
+    model64 = copy.deepcopy(model).double()
+    norm = getattr(model64, "norm", None)
+    if norm is not None:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        y = model64.tail(z)
+    # With momentum 1 the running variance is that of the batch.
+    variance = norm.running_var if norm is not None and problem.train else None
+    return Reference(z[0].clone(), y, variance)
 
 
 def largest_error(got: Tensor, expected: Tensor) -> float:
@@ -383,41 +427,47 @@ def read_floats(path: Path, shape: Sequence[int], device: torch.device) -> Tenso
     return torch.from_file(str(path), shared=False, size=count, dtype=torch.float32).to(device).view(*shape)
 
 
-def write_tensors(folder: Path, model: nn.Module, x: Tensor) -> None:
+def write_tensors(folder: Path, model: Pipeline, x: Tensor) -> None:
     """The inputs of bench_dump_outputs."""
-    tensors = {"x": x, "w": model.conv.weight, "b": model.conv.bias}  # type: ignore[union-attr]
-    norm = getattr(model, "norm", None)
-    if norm is not None:
+    tensors = {"x": x, "w": model.conv.weight, "b": model.conv.bias}
+    if isinstance(model, WithOffset):
+        tensors["offset"] = model.offset
+    if isinstance(model, WithBatchNorm):
+        norm = model.norm
         tensors |= {"gamma": norm.weight, "beta": norm.bias, "mean": norm.running_mean, "var": norm.running_var}
     for name, tensor in tensors.items():
         write_floats(folder / f"{name}.bin", tensor)  # type: ignore[arg-type]
 
 
-def run_tconv(problem: Problem, dump: Path, model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """tconv's output and, in train mode, its variance, from the same tensors."""
+def run_tconv(
+    problem: Problem, dump: Path, model: Pipeline, x: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """tconv's output, of `shape`, and, in train mode, its variance, from the same tensors."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_tensors(folder, model, x)
-        subprocess.run([dump, problem.pipeline, folder, *problem.arguments()], check=True, timeout=60)
-        shape = [problem.batch, problem.out_channels]
-        y = read_floats(folder / "y.bin", shape if problem.pools else shape + problem.output, x.device)
+        subprocess.run([dump, problem.name, folder], check=True, timeout=60)
+        y = read_floats(folder / "y.bin", shape, x.device)
         variance = None
-        if problem.trains:
+        if problem.train:
             variance = read_floats(folder / "var_out.bin", [problem.out_channels], x.device)
     return y, variance
 
 
-def compare(problem: Problem, model: nn.Module, x: Tensor, dump: Path) -> Json:
-    """{"max_err", "err_bound", "variance_err"} of the row; the last is relative, null outside train mode."""
+def compare(problem: Problem, model: Pipeline, x: Tensor, dump: Path) -> tuple[Json, int]:
+    """{"max_err", "err_bound", "variance_err"} of the row, and the elements of the result.
+
+    The last error is relative, null outside train mode.
+    """
     reference = reference64(problem, model, x)
     with torch.no_grad():
-        logits = model.conv(x)[0]  # type: ignore[operator]
+        logits = model.conv(x)[0]
         eager = copy.deepcopy(model)(x)
     # TF32 in PyTorch would widen the bound; it is a thousand times away from fp32.
     scale = float(reference.logits.abs().max())
     if largest_error(logits, reference.logits) > 1e-5 * scale:
         raise RuntimeError("PyTorch's convolution is not fp32 (or the float64 reference is wrong)")
-    y, variance = run_tconv(problem, dump, model, x)
+    y, variance = run_tconv(problem, dump, model, x, reference.y.shape)
     variance_err = None
     if variance is not None and reference.variance is not None:
         variance_err = largest_error(variance / reference.variance, torch.ones_like(reference.variance))
@@ -428,7 +478,7 @@ def compare(problem: Problem, model: nn.Module, x: Tensor, dump: Path) -> Json:
     }
     if not all(math.isfinite(value) for value in errors.values() if value is not None):
         raise RuntimeError(f"not finite: {errors}")
-    return errors
+    return errors, reference.y.numel()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -446,7 +496,7 @@ def make_row(problem: Problem, options: argparse.Namespace, device: torch.device
     progress("float64 reference, PyTorch's and tconv's outputs")
     model = make_model(problem, device)
     x = make_input(problem, device)
-    errors = compare(problem, model, x, options.dump)
+    errors, outputs = compare(problem, model, x, options.dump)
     torch.cuda.empty_cache()
     say(f"    {errors}")
     progress("timing eager")
@@ -454,7 +504,7 @@ def make_row(problem: Problem, options: argparse.Namespace, device: torch.device
     if not options.no_compile:
         torch.cuda.empty_cache()
         progress("timing torch.compile")
-        times = compile_in_a_process(problem, options.compile_timeout)
+        times = compile_in_a_process(problem, options.dump, options.compile_timeout)
         if times is not None:
             variants["compile"] = times
     progress("done")
@@ -474,15 +524,15 @@ def make_row(problem: Problem, options: argparse.Namespace, device: torch.device
             "variance_err": errors["variance_err"],
             "variants": variants,
         },
-        "bytes": problem.bytes,
+        "bytes": 4 * (x.numel() + model.conv.weight.numel() + outputs),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problem", required=True, choices=sorted(PROBLEMS))
-    parser.add_argument("--dump", type=Path, metavar="FILE", help="the executable bench_dump_outputs")
+    parser.add_argument("--problem", required=True, choices=sorted(MODELS))
+    parser.add_argument("--dump", required=True, type=Path, metavar="FILE", help="the executable bench_dump_outputs")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help='[{"row", "bytes"}] as JSON')
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument(
@@ -490,8 +540,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only-compile", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if not options.only_compile and options.dump is None:
-        parser.error("--dump is required")
     if not torch.cuda.is_available():
         print("pytorch_compare.py: PyTorch sees no GPU", file=sys.stderr)
         return 2
@@ -499,7 +547,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
-    problem = PROBLEMS[options.problem]
+    problem = find_problem(options.problem, options.dump)
     result: Any = (
         compile_in_this_process(problem, device) if options.only_compile else [make_row(problem, options, device)]
     )
