@@ -19,8 +19,9 @@ enum class math : int
   tf32 = 1
 };
 
-/// Which engine computes, for conv_transpose() and batch_norm_train_global_mean(); other launchers have no choice. One that a launcher
-/// does not have, or not for the problem, is not_supported.
+/// Which engine computes, for conv_transpose(), batch_norm_train() and batch_norm_train_centred() of a convolution, and
+/// batch_norm_train_global_mean(); other launchers have no choice. One that a launcher does not have, or not for the problem, is
+/// not_supported.
 enum class engine : int
 {
   automatic = 0, ///< the fastest by the library's model of costs

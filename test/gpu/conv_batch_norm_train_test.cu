@@ -110,6 +110,8 @@ TEST_F(conv_batch_norm_train_gpu, alone)
   check(make_shape<3>({2, 3, 16, 1}, {4, 5, 6}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}), 1, launch_mode::direct, chain<>{}, 0);
   check(make_shape<3>({3, 6, 9, 3}, {1, 7, 11}, {1, 4, 3}, {1, 1, 2}, {0, 2, 1}), 20, launch_mode::graph, chain<>{}, 0);
   check(make_shape<3>({2, 5, 300, 1}, {1, 3, 9}, {1, 3, 3}, {1, 2, 2}), 40, launch_mode::side_stream, chain<>{}, 0);
+  check(
+    make_shape<3>({4, 2, 48, 1}, {8, 16, 16}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}), 50, launch_mode::graph, chain<>{}, 0);
 }
 
 // The first is folded into the taps where the stride allows it.
@@ -221,6 +223,7 @@ void check_centred(shape3 s, std::uint32_t seed, const arrangement& how, const F
   tconv::options opts;
   opts.input_layout        = how.input;
   opts.output_layout       = how.output;
+  opts.engine              = how.engine;
   opts.programmatic_launch = how.misalignment == 1;
   const placement in{s.batch, s.in_channels, s.input_positions(), how.input, s.input_slice};
   const placement out{s.batch, s.out_channels, extent[0] * extent[1] * extent[2], how.output, s.output_slice};
@@ -294,6 +297,20 @@ TEST_F(conv_batch_norm_train_centred_gpu, random_shapes)
     }
     SCOPED_TRACE(random.replay());
     check_centred<float, float>(s, 10 * i, arrangement::number(i), chain<>{}, 0);
+  }
+}
+
+// Few input channels and many output channels, so that moments come from lagged products; and by the pass over the outputs.
+TEST_F(conv_batch_norm_train_centred_gpu, both_ways_to_moments)
+{
+  const shape3 s = make_shape<3>({4, 2, 48, 1}, {8, 16, 16}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1});
+  ASSERT_TRUE(tconv::detail::plan_lagged(s, tconv::layout::channels_first).pays(tconv::detail::landing_products(s)));
+  arrangement how = arrangement::number(5);
+  for (const tconv::engine e : {tconv::engine::automatic, tconv::engine::gather})
+  {
+    how.engine = e;
+    check_centred<float, float>(s, 11, how, chain<>{}, 0);
+    check_centred<__half, __half>(s, 12, how, chain<>{}, 0);
   }
 }
 

@@ -42,11 +42,26 @@ update_running_statistics(const batch_norm_arguments& arguments, int64_t c, doub
   update(arguments.running_var, unbiased_variance);
 }
 
-/// Statistics of batch_norm_means(): moments of pieces of each channel. \p partials [channels][per_channel].
+/// Statistics of batch_norm_means() and batch_norm_statistics(): moments of pieces of each channel. \p partials
+/// [channels][per_channel].
 struct partial_moments
 {
   const moments<float>* partials;
   int64_t per_channel;
+
+  /// Moments of channel \p c, in thread 0. Called by the block.
+  template <int Threads>
+  TCONV_DEVICE moments<double> total(int64_t c) const
+  {
+    using block_merge = cub::BlockReduce<moments<double>, Threads>;
+    __shared__ typename block_merge::TempStorage scratch;
+    // The order of the tree is fixed.
+    return block_merge(scratch).Reduce(
+      moments_of(c, static_cast<int>(threadIdx.x), Threads), [](moments<double> a, const moments<double>& b) {
+        a.merge(b);
+        return a;
+      });
+  }
 
   /// What thread \p first of \p step contributes to the moments of channel \p c.
   TCONV_DEVICE moments<double> moments_of(int64_t c, int first, int step) const
@@ -186,27 +201,19 @@ struct channel_slopes
 /// What normalises each channel behind \p before in train mode, into \p result, and the running statistics; a channel per block.
 ///
 /// \p statistics: of the convolution's outputs. a = slope of before.
-template <int Threads, class Chain, class Result>
-__global__ __launch_bounds__(Threads) void batch_norm_statistics(const __grid_constant__ partial_moments statistics,
+template <int Threads, class Statistics, class Chain, class Result>
+__global__ __launch_bounds__(Threads) void batch_norm_statistics(const __grid_constant__ Statistics statistics,
                                                                  const Result result,
                                                                  int64_t channels,
                                                                  const __grid_constant__ Chain before,
                                                                  const batch_norm_arguments arguments)
 {
-  using block_merge = cub::BlockReduce<moments<double>, Threads>;
-  __shared__ typename block_merge::TempStorage scratch;
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
 
   for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
   {
-    // The order of the tree is fixed.
-    const moments<double> total = block_merge(scratch).Reduce(
-      statistics.moments_of(c, static_cast<int>(threadIdx.x), Threads),
-      [](moments<double> a, const moments<double>& b) {
-        a.merge(b);
-        return a;
-      });
+    const moments<double> total = statistics.template total<Threads>(c);
     if (threadIdx.x == 0)
     {
       const coordinate at = {0, c};

@@ -78,7 +78,7 @@ std::size_t batch_norm_train_centred_workspace_bytes(const conv_transpose_shape<
 ///     y[n, c] = functors(a[c] * gamma[c] / sqrt(a[c]^2 var[c] + eps) * (z[n, c] - mean[n, c])),
 ///
 /// because BatchNorm's own mean, beta and the offset of before cancel. mean[n, c] is exact and comes without the convolution (see
-/// global_mean()); var from a pass over the outputs in registers, centred; y from computing the convolution again. Nothing larger
+/// global_mean()); var as batch_norm_train() of a convolution finds it; y from computing the convolution. Nothing larger
 /// than y is stored. A constant channel gives exactly 0 where its values are exactly representable.
 ///
 /// \param x          as for conv_transpose(), as are w, y, opts, space and stream

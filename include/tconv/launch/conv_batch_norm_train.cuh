@@ -5,8 +5,10 @@
 /// Transposed convolution -> linear functors -> BatchNorm in train mode -> a chain, without storing what is normalised: the
 /// convolution is computed once for its moments and once more for the result.
 
+#include "../detail/work.hpp"
 #include "../kernel/batch_norm.cuh"
 #include "conv_transpose.cuh"
+#include "lagged_moments.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -51,12 +53,16 @@ struct channel_normalisation
   }
 };
 
-/// Plan and workspace of a convolution that is computed once for its moments and once more, normalised, for the result.
+/// Plan and workspace of a convolution whose moments come first, from lagged products of x or from computing it, and which is then
+/// computed, normalised, for the result.
 template <class Normalisation>
 struct conv_batch_norm_plan
 {
+  detail::lagged_plan lags;
+  bool by_lags; ///< moments from lagged products; else from a pass over the outputs
   detail::gather_plan gather;
   detail::workspace_layout layout;
+  lagged_workspace lag_pieces;
   gather_workspace pieces;
   int64_t partials_per_channel;
   detail::workspace_layout::piece<moments<float>> partials;
@@ -66,15 +72,18 @@ struct conv_batch_norm_plan
   conv_batch_norm_plan(const detail::workspace_layout& following,
                        const conv_transpose_shape<3>& shape,
                        const options& opts)
-      : gather(detail::plan_gather(shape, false, opts.input_layout))
+      : lags(detail::plan_lagged(shape, opts.input_layout))
+      , by_lags(opts.engine != engine::gather && lags.pays(detail::landing_products(shape)))
+      , gather(detail::plan_gather(shape, false, opts.input_layout))
       , layout(following)
-      , pieces(layout, gather.problem)
+      , lag_pieces(layout, lags.problem, by_lags)
+      , pieces(layout, gather.problem, !by_lags)
       , partials_per_channel(gather.problem.blocks() / gather.problem.taps.channel_tiles)
-      , partials(layout.add<moments<float>>(shape.out_channels * partials_per_channel))
+      , partials(layout.add<moments<float>>(by_lags ? 0 : shape.out_channels * partials_per_channel))
       , normalisation(layout, shape, opts)
   {}
 
-  /// All that comes before the second computation: the pass of the gather engine and the statistics.
+  /// All that comes before the convolution for the result: moments and statistics.
   template <class In, class Before>
   [[nodiscard]] status launch(const In* x,
                               const In* w,
@@ -88,23 +97,37 @@ struct conv_batch_norm_plan
     {
       return s;
     }
+    const auto finish = [&](const auto& statistics) {
+      constexpr int threads  = 256;
+      const int64_t channels = gather.problem.out_channels;
+      const auto result      = normalisation.result(space);
+      using statistics_type  = std::decay_t<decltype(statistics)>;
+      return runtime::launch(
+        "tconv::kernel::batch_norm_statistics",
+        kernel::batch_norm_statistics<threads, statistics_type, Before, std::decay_t<decltype(result)>>,
+        {std::min(channels, max_grid), threads, 0, true},
+        stream,
+        statistics,
+        result,
+        channels,
+        before,
+        arguments);
+    };
+    if (by_lags)
+    {
+      if (status s = lag_pieces.launch(lags.problem, x, space, overlap_predecessor, stream); !s.ok())
+      {
+        return s;
+      }
+      return finish(
+        kernel::lagged_moments<In>{lags.problem, lag_pieces.gram.get(space), lag_pieces.input_sums.get(space), w});
+    }
     const kernel::reduce_moments reduce{partials.get(space), partials_per_channel};
     if (status s = launch_gather(gather, pieces, x, w, reduce, space, overlap_predecessor, stream); !s.ok())
     {
       return s;
     }
-    constexpr int threads  = 256;
-    const int64_t channels = gather.problem.out_channels;
-    const auto result      = normalisation.result(space);
-    return runtime::launch("tconv::kernel::batch_norm_statistics",
-                           kernel::batch_norm_statistics<threads, Before, std::decay_t<decltype(result)>>,
-                           {std::min(channels, max_grid), threads, 0, true},
-                           stream,
-                           kernel::partial_moments{partials.get(space), partials_per_channel},
-                           result,
-                           channels,
-                           before,
-                           arguments);
+    return finish(kernel::partial_moments{partials.get(space), partials_per_channel});
   }
 };
 
@@ -255,9 +278,10 @@ std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& s
 /// \param space      batch_norm_train_workspace_bytes<In, Out>(shape, before, functors, opts) bytes
 /// \param stream     see conv_transpose()
 ///
-/// The moments come from a pass over the outputs in registers, centred, so that nothing cancels; the result from computing the
-/// convolution again, with average pools folded into it as conv_transpose() does: nothing larger than the result is stored.
-/// options.engine is that of the second computation; the first is always on CUDA cores. Errors as for conv_transpose() and
+/// The moments come from lagged products of x (kernel/lagged.cuh) where input channels are few, so that there are fewer of those than
+/// products of the convolution, else from a pass over the outputs in registers; both centred, so that nothing cancels. The result comes
+/// from computing the convolution with average pools folded into it as conv_transpose() does: nothing larger than the result is
+/// stored. options.engine is that of the result; gather asks for the pass over the outputs, too, which is always on CUDA cores. Errors as for conv_transpose() and
 /// batch_norm_train() of a tensor.
 template <int Rank, class In, class Out, class... Before, class... Functors>
 [[nodiscard]] status batch_norm_train(const In* x,
