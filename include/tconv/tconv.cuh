@@ -13,6 +13,7 @@
 #include "launch/conv_batch_norm_train.cuh"
 #include "launch/conv_transpose.cuh"
 #include "launch/describe.cuh"
+#include "launch/fold_average_pool.cuh"
 #include "launch/fold_batch_norm.cuh"
 #include "launch/global_mean.cuh"
 #include "launch/group_norm.cuh"

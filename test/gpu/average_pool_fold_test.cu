@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// conv_transpose() with an average pool behind linear functors, whose windows are folded into the taps, and with a mean along one
+/// fold_average_pool(), and conv_transpose() with an average pool behind linear functors, whose windows are folded into the taps, and with a mean along one
 /// axis, along which x is summed first: against the convolution in full.
 
 #include "common/pooled_convolution.cuh"
+
+#include <tconv/launch/fold_average_pool.cuh>
 
 namespace
 {
@@ -63,6 +65,68 @@ TEST_F(average_pool_fold_gpu, groups_and_two_pools)
         make_shape<1>({3, 7, 9, 1}, {101}, {16}, {stride}, {4}), seed + 1, i == 2, seed, true, make, behind);
     }
   }
+}
+
+/// Weights folded once, then two calls with them, against the pooled outputs; the bound of the contract for the folded convolution,
+/// whose weights are rounded once more, on the magnitude before folding.
+template <int Rank>
+void check_fold_once(tconv::conv_transpose_shape<Rank> s, const tconv::average_pool& pool, std::uint32_t seed)
+{
+  SCOPED_TRACE(to_string(s));
+  tconv::conv_transpose_shape<Rank> pooled;
+  ASSERT_TRUE(tconv::fold_average_pool_shape(s, pool, pooled).ok());
+  ASSERT_TRUE(tconv::validate(pooled).ok());
+  const auto x                  = random_values(seed, s.input_elements());
+  const auto w                  = random_values(seed + 1, s.weight_elements());
+  const auto b                  = random_values(seed + 2, s.out_channels);
+  bounded_tensor<Rank> expected = convolve(x, w, b.data(), s);
+  for (std::size_t i = 0; i < expected.error.size(); ++i)
+  {
+    expected.error[i] *= 2;
+  }
+  expected.follow(chain(pool));
+  device_buffer<float> dx(x), dw(w, 1), db(b), folded(pooled.weight_elements(), 1), dy(pooled.output_elements());
+  const auto functors = chain(tconv::bias(db.data()));
+  workspace_buffer space(tconv::conv_transpose_workspace_bytes(pooled, functors));
+  ASSERT_TRUE(run(launch_mode::graph, [&](cudaStream_t stream) {
+    if (tconv::status r = tconv::fold_average_pool(dw.data(), folded.data(), s, pool, tconv::options{}, stream);
+        !r.ok())
+    {
+      return r;
+    }
+    return tconv::conv_transpose(
+      dx.data(), folded.data(), dy.data(), pooled, functors, tconv::options{}, space.get(), stream);
+  }));
+  EXPECT_TRUE(dw.guards_intact() && folded.guards_intact() && dy.guards_intact());
+  EXPECT_TRUE(expected.template compare<float>(dy.download()));
+}
+
+TEST_F(average_pool_fold_gpu, folded_once_for_many_calls)
+{
+  check_fold_once(
+    make_shape<3>({2, 3, 16, 1}, {4, 5, 6}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}), tconv::average_pool(2), 900);
+  check_fold_once(make_shape<2>({2, 6, 8, 2}, {5, 9}, {4, 4}, {2, 2}, {1, 1}), tconv::average_pool(2), 910);
+  check_fold_once(make_shape<2>({1, 4, 5, 1}, {7, 6}, {4, 3}, {4, 2}, {0, 1}), tconv::average_pool({4, 2}), 920);
+  check_fold_once(make_shape<1>({3, 2, 9, 1}, {50}, {5}, {4}, {2}, {2}), tconv::average_pool({3}, {2}), 930);
+}
+
+TEST_F(average_pool_fold_gpu, folding_what_does_not_fold)
+{
+  device_buffer<float> w(1000), folded(1000);
+  const auto fold = [&](const tconv::conv_transpose_shape<2>& s, const tconv::average_pool& pool, float* to) {
+    return tconv::fold_average_pool(w.data(), to, s, pool, tconv::options{}, nullptr);
+  };
+  const auto s = make_shape<2>({1, 2, 3, 1}, {5, 5}, {3, 3}, {2, 2}, {1, 1});
+  EXPECT_EQ(fold(s, tconv::average_pool(3), folded.data()).code(), tconv::status_code::not_supported);
+  EXPECT_EQ(fold(s, tconv::average_pool(20), folded.data()).code(), tconv::status_code::invalid_argument);
+  EXPECT_EQ(fold(s, tconv::average_pool({2}), folded.data()).code(), tconv::status_code::invalid_argument);
+  EXPECT_EQ(fold(s, tconv::average_pool(2), nullptr).code(), tconv::status_code::invalid_argument);
+  EXPECT_EQ(fold(s, tconv::average_pool(2), w.data()).code(), tconv::status_code::invalid_argument);
+  auto uneven           = s;
+  uneven.output_padding = {0, 1};
+  const auto outcome    = fold(uneven, tconv::average_pool(2), folded.data());
+  EXPECT_EQ(outcome.code(), tconv::status_code::not_supported);
+  EXPECT_NE(std::string(outcome.message()).find("along w"), std::string::npos) << outcome.message();
 }
 
 // Rows along the fastest, the middle and the slowest axis; classes that land nowhere; more classes than are kept.

@@ -180,6 +180,46 @@ TEST(fold_average_pool, sums_are_those_of_the_windows)
   EXPECT_GT(partly, 50);
 }
 
+// What folds as a whole is a legal convolution of the pooled extents, with the same sums; what does not is refused.
+TEST(fold_average_pool, whole_pools_for_callers)
+{
+  int folded  = 0;
+  int refused = 0;
+  for (std::uint32_t i = 0; i < 1500; ++i)
+  {
+    random_stream random(9000 + i);
+    SCOPED_TRACE(random.replay());
+    const shape3 s = random_shape(random, 20000);
+    pool_window pool;
+    for (int a = 0; a < 3; ++a)
+    {
+      pool.in[a]   = s.output(a);
+      pool.size[a] = random.integer(1, std::min<int64_t>(pool.in[a], 4));
+      pool.step[a] = random.integer(0, 2) == 0 ? random.integer(1, 3) : pool.size[a];
+      pool.out[a]  = (pool.in[a] - pool.size[a]) / pool.step[a] + 1;
+    }
+    average_pool_fold fold;
+    const tconv::status outcome = tconv::detail::fold_whole_average_pool(s, pool, 3, fold);
+    if (!outcome.ok())
+    {
+      ++refused;
+      ASSERT_EQ(outcome.code(), tconv::status_code::not_supported);
+      ASSERT_NE(std::string(outcome.message()).find("pool: "), std::string::npos);
+      continue;
+    }
+    ++folded;
+    ASSERT_TRUE(tconv::validate(fold.shape).ok()) << to_string(s);
+    ASSERT_EQ(fold.shape.output(), (std::array<tconv::int64_t, 3>{pool.out[0], pool.out[1], pool.out[2]}));
+    const auto x = small_integers(random, s.input_elements());
+    const auto w = small_integers(random, s.weight_elements());
+    ASSERT_EQ(convolve(x, folded_weights(fold, w, s), fold.shape),
+              window_sums(convolve(x, w, s), pool, s.batch * s.out_channels))
+      << to_string(s);
+  }
+  EXPECT_GT(folded, 50);
+  EXPECT_GT(refused, 50);
+}
+
 // k3 s2 p1 with windows of 2: 27 taps become 8.
 TEST(fold_average_pool, eight_taps)
 {

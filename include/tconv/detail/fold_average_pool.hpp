@@ -5,6 +5,7 @@
 /// A transposed convolution with an average pool behind it as one with fewer taps. Host only.
 
 #include "../shape.hpp"
+#include "../status.hpp"
 #include "../thread/pool.hpp"
 
 TCONV_NAMESPACE_BEGIN
@@ -89,12 +90,15 @@ inline void fold_axis(average_pool_fold& fold, const pool_window& window, int a)
   const conv_axis axis = fold.shape.axis(a);
   const int64_t step   = gcd(axis.stride, window.step[a]);
   const int64_t size   = step == window.step[a] ? window.size[a] : step;
-  if (size * step == 1 || window.size[a] % size != 0 || size < axis.dilation
-      || axis.pooled(size, step).kernel > axis.kernel)
+  if (size * step == 1 || window.size[a] % size != 0 || size < axis.dilation)
   {
     return;
   }
-  const conv_axis pooled       = axis.pooled(size, step);
+  const conv_axis pooled = axis.pooled(size, step);
+  if (pooled.kernel > axis.kernel || pooled.kernel < 1) // none: no window meets a tap
+  {
+    return;
+  }
   fold.folded[a]               = true;
   fold.size[a]                 = size;
   fold.step[a]                 = step;
@@ -124,6 +128,48 @@ inline average_pool_fold fold_average_pool(const conv_transpose_shape<3>& shape,
     }
   }
   return fold;
+}
+
+/// Folds all of \p window without touching inputs, into a convolution that a caller may have as well; not_supported, naming an axis of
+/// \p rank, where a pool remains or the convolution crops its ends in a way of its own.
+[[nodiscard]] inline status fold_whole_average_pool(const conv_transpose_shape<3>& shape,
+                                                    const pool_window& window,
+                                                    int rank,
+                                                    average_pool_fold& fold)
+{
+  fold       = {};
+  fold.shape = shape;
+  fold.rest  = window;
+  for (int a = 0; a < 3; ++a)
+  {
+    fold_axis(fold, window, a);
+    const auto i     = static_cast<std::size_t>(a);
+    const char* name = axis_name(rank, a - (3 - rank));
+    if (fold.rest.size[a] != 1 || fold.rest.step[a] != 1)
+    {
+      return status::error(
+        status_code::not_supported,
+        "pool: windows of %lld in steps of %lld along %s do not fold: the step must divide the stride = %lld, the "
+        "size be >= the dilation = %lld, and no tap be added",
+        static_cast<long long>(window.size[a]),
+        static_cast<long long>(window.step[a]),
+        name,
+        static_cast<long long>(shape.stride[i]),
+        static_cast<long long>(shape.dilation[i]));
+    }
+    const int64_t more = fold.shape.output_padding[i];
+    if (more < 0 || (more > 0 && more >= fold.shape.stride[i]))
+    {
+      return status::error(
+        status_code::not_supported,
+        "pool: along %s the folded convolution needs output_padding = %lld with stride = %lld, which is no "
+        "conv_transpose_shape; conv_transpose() with average_pool in its chain takes it",
+        name,
+        static_cast<long long>(more),
+        static_cast<long long>(fold.shape.stride[i]));
+    }
+  }
+  return {};
 }
 
 } // namespace detail

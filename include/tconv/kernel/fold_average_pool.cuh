@@ -24,7 +24,31 @@ struct tap_windows
   int64_t out_per_group = 1;
   int collapsed         = -1; ///< axis, or none
   int64_t classes       = 1;
+  double factor         = 1.0; ///< of the sums
   index_range class_taps[detail::average_pool_fold::most_classes];
+
+  /// Those of \p shape that \p fold sums.
+  static tap_windows of(const conv_transpose_shape<3>& shape, const detail::average_pool_fold& fold)
+  {
+    tap_windows windows;
+    for (int a = 0; a < 3; ++a)
+    {
+      windows.axis[a]   = shape.axis(a);
+      windows.kernel[a] = fold.shape.kernel[static_cast<std::size_t>(a)];
+      windows.size[a]   = fold.size[a];
+      windows.step[a]   = fold.step[a];
+      windows.folded[a] = fold.folded[a];
+    }
+    windows.in_channels   = shape.in_channels;
+    windows.out_per_group = shape.out_channels / shape.groups;
+    windows.collapsed     = fold.collapsed;
+    windows.classes       = fold.classes;
+    for (int i = 0; i < fold.classes; ++i)
+    {
+      windows.class_taps[i] = fold.table[i].taps;
+    }
+    return windows;
+  }
 
   /// The taps that become tap \p u of axis \p a for class \p number.
   TCONV_HOST_DEVICE index_range taps(int a, int64_t u, int64_t number) const
@@ -58,7 +82,7 @@ struct axis_classes
 namespace kernel
 {
 
-/// folded [in_channels][class][out_channels / groups][summed tap], in fp64, rounded once.
+/// folded [in_channels][class][out_channels / groups][summed tap], times windows.factor, in fp64, rounded once.
 template <int Threads, class In>
 __global__
 __launch_bounds__(Threads) void sum_tap_windows(const __grid_constant__ tap_windows windows, const In* w, float* folded)
@@ -90,7 +114,7 @@ __launch_bounds__(Threads) void sum_tap_windows(const __grid_constant__ tap_wind
         }
       }
     }
-    folded[i] = static_cast<float>(sum);
+    folded[i] = static_cast<float>(sum * windows.factor);
   }
 }
 

@@ -131,29 +131,20 @@ struct folded_tensors
     {
       return;
     }
+    taps = tap_windows::of(shape, fold);
     for (int a = 0; a < 3; ++a)
     {
-      taps.axis[a]   = shape.axis(a);
-      taps.kernel[a] = fold.shape.kernel[static_cast<std::size_t>(a)];
-      taps.size[a]   = fold.size[a];
-      taps.step[a]   = fold.step[a];
-      taps.folded[a] = fold.folded[a];
       inputs.outer *= a < fold.collapsed ? taps.axis[a].in : 1;
       inputs.extent = a == fold.collapsed ? taps.axis[a].in : inputs.extent;
       inputs.inner *= a > fold.collapsed ? taps.axis[a].in : 1;
     }
-    taps.in_channels   = shape.in_channels;
-    taps.out_per_group = shape.out_channels / shape.groups;
-    taps.collapsed     = fold.collapsed;
-    taps.classes       = fold.classes;
-    inputs.x           = input_strides(shape, opts);
-    inputs.batch       = shape.batch;
-    inputs.channels    = shape.in_channels;
-    inputs.classes     = fold.classes;
+    inputs.x        = input_strides(shape, opts);
+    inputs.batch    = shape.batch;
+    inputs.channels = shape.in_channels;
+    inputs.classes  = fold.classes;
     for (int i = 0; i < fold.classes; ++i)
     {
-      taps.class_taps[i] = fold.table[i].taps;
-      inputs.inputs[i]   = fold.table[i].inputs;
+      inputs.inputs[i] = fold.table[i].inputs;
     }
     w = layout.add<float>(taps.sums());
     x = layout.add<float>(fold.collapsed >= 0 ? fold.shape.input_elements() : 0);
