@@ -67,6 +67,46 @@ TEST_F(average_pool_fold_gpu, groups_and_two_pools)
   }
 }
 
+// Few input channels: averages are formed from x at once, several pools in a row included; inside x and beyond its borders, more output
+// channels than a thread holds, more positions than a block, and functors before and behind.
+TEST_F(average_pool_fold_gpu, averages_from_x_at_once)
+{
+  const auto two_pools = chain(tconv::average_pool(2), tconv::average_pool(2));
+  const auto one_pool  = chain(tconv::scale(0.5f), tconv::average_pool(2), tconv::sigmoid{});
+  for (std::int64_t number = 0; number < 16; ++number)
+  {
+    const auto seed      = static_cast<std::uint32_t>(1000 + 10 * number);
+    const bool with_nan  = number % 3 == 0;
+    const auto one_wider = [&](const float* b) {
+      return chain(tconv::bias(b), tconv::scale(0.5f), tconv::average_pool(2), tconv::sigmoid{});
+    };
+    check_pooled_convolution<float, float>(
+      make_shape<3>({2, 3, 16, 1}, {9, 8, 10}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}),
+      seed,
+      with_nan,
+      number,
+      true,
+      [&](const float* b) { return prepend(tconv::bias(b), two_pools); },
+      two_pools);
+    check_pooled_convolution<float, float>(
+      make_shape<3>({1, 2, 20, 1}, {7, 13, 17}, {4, 3, 3}, {2, 2, 2}, {2, 0, 1}, {1, 0, 1}),
+      seed + 1,
+      with_nan,
+      number,
+      true,
+      one_wider,
+      one_pool);
+    check_pooled_convolution<float, float>(
+      make_shape<2>({2, 1, 3, 1}, {40, 50}, {5, 4}, {1, 2}, {3, 1}, {0, 1}, {1, 2}),
+      seed + 2,
+      with_nan,
+      number,
+      true,
+      one_wider,
+      one_pool);
+  }
+}
+
 /// Weights folded once, then two calls with them, against the pooled outputs; the bound of the contract for the folded convolution,
 /// whose weights are rounded once more, on the magnitude before folding.
 template <int Rank>

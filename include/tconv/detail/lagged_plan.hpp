@@ -131,7 +131,7 @@ struct lagged_problem
   /// Where the sum number \p k of item (\p cell, tiles \p first and \p second) stands among all.
   TCONV_HOST_DEVICE int64_t sum_of(int cell, int first, int second, int k) const
   {
-    return (static_cast<int64_t>(cell * tiles + first) * tiles + second) * sums_per_item() + k;
+    return ((static_cast<int64_t>(cell) * tiles + first) * tiles + second) * sums_per_item() + k;
   }
 
   /// Element (pair, ci, cj) of the Gram matrix: the sum over the box of \p pair of x[ci, i] x[cj, i + lag], from the sums of x - centre.

@@ -10,6 +10,7 @@
 #include "../detail/workspace_layout.hpp"
 #include "../kernel/fold_average_pool.cuh"
 #include "../kernel/gather.cuh"
+#include "../kernel/pooled_correlation.cuh"
 #include "../kernel/prepare_gather.cuh"
 #include "../tuning/collapse.hpp"
 #include "implicit_gemm.cuh"
@@ -197,10 +198,11 @@ struct folded_tensors
 template <class Chain, class In, class Out>
 struct conv_transpose_plan
 {
-  using head                   = before_pool_t<Chain>;
-  using tail                   = from_pool_t<Chain>;
-  static constexpr bool pooled = Chain::pools > 0;
-  using head_out               = std::conditional_t<pooled, float, Out>; ///< what the convolution writes
+  using head                       = before_pool_t<Chain>;
+  using tail                       = from_pool_t<Chain>;
+  static constexpr bool pooled     = Chain::pools > 0;
+  static constexpr bool correlates = false;                                  ///< else a correlation_plan
+  using head_out                   = std::conditional_t<pooled, float, Out>; ///< what the convolution writes
 
   conv_transpose_shape<3> shape;
   detail::gather_plan gather;
@@ -416,6 +418,100 @@ struct folds_average_pool<Chain, float, std::enable_if_t<(Chain::pools > 0)>>
         == pool_operation::mean>
 {};
 
+/// How conv_transpose() runs a convolution and average pools behind it as a correlation with few products, for query and run alike.
+/// \p Chain: what remains without the pools.
+template <class Chain, class Out>
+struct correlation_plan
+{
+  static constexpr bool correlates   = true;
+  static constexpr bool tensor_cores = false;
+
+  correlation_problem problem;
+  detail::workspace_layout layout;
+  detail::workspace_layout::piece<float> weights;
+
+  explicit correlation_plan(const correlation_problem& correlation)
+      : problem(correlation)
+      , weights(layout.add<float>(problem.weights()))
+  {}
+
+  /// y = functors(averages of conv_transpose(x, w)), of which everything has been checked. \p x: first channel of the slice.
+  [[nodiscard]] status launch(const float* x,
+                              const float* w,
+                              const block::tensor_view<Out>& y,
+                              const Chain& functors,
+                              const options& opts,
+                              const workspace& space,
+                              cudaStream_t stream) const
+  {
+    using policy = tuning::pooled_correlation_policy;
+    if (status s = runtime::launch(
+          "tconv::kernel::pack_correlation",
+          kernel::pack_correlation<policy>,
+          {ceil_div(problem.weights(), policy::weight_threads), policy::weight_threads, 0, opts.programmatic_launch},
+          stream,
+          problem,
+          w,
+          weights.get(space));
+        !s.ok())
+    {
+      return s;
+    }
+    const int64_t blocks = problem.batch * problem.channel_tiles()
+                         * ceil_div(problem.positions(), policy::threads * policy::positions);
+    const auto run = [&](auto inside) {
+      return runtime::launch("tconv::kernel::pooled_correlation",
+                             kernel::pooled_correlation<policy, decltype(inside)::value, Chain, Out>,
+                             {std::min(blocks, max_grid),
+                              policy::threads,
+                              static_cast<std::size_t>(problem.products()) * (4 * policy::channels + 8),
+                              true},
+                             stream,
+                             problem,
+                             x,
+                             weights.get(space),
+                             y,
+                             functors);
+    };
+    return problem.inside() ? run(std::true_type{}) : run(std::false_type{});
+  }
+};
+
+/// Average pools in a row at the front of a chain.
+template <class Chain>
+struct leading_means : std::integral_constant<int, 0>
+{};
+template <class First, class... Rest>
+struct leading_means<chain<First, Rest...>>
+{
+  static constexpr int count()
+  {
+    if constexpr (detail::across_positions<First>::value)
+    {
+      return First::operation == pool_operation::mean ? 1 + leading_means<chain<Rest...>>::value : 0;
+    }
+    else
+    {
+      return 0;
+    }
+  }
+  static constexpr int value = count();
+};
+
+/// \p functors without the first \p Count pools.
+template <int Count, class Chain>
+auto without_pools(const Chain& functors)
+{
+  if constexpr (Count == 0)
+  {
+    return functors;
+  }
+  else
+  {
+    return without_pools<Count - 1>(detail::without_pool(functors));
+  }
+}
+
 /// visit(plan, chain) with the plan of conv_transpose() and the chain that it runs, which may be another than \p functors.
 template <class In, class Out, class Chain, class Visit>
 auto visit_conv_transpose_plan(const conv_transpose_shape<3>& shape,
@@ -426,6 +522,25 @@ auto visit_conv_transpose_plan(const conv_transpose_shape<3>& shape,
 {
   if constexpr (folds_average_pool<Chain, In>::value)
   {
+    constexpr int means  = leading_means<from_pool_t<Chain>>::value;
+    const auto remaining = without_pools<means>(functors);
+    using remaining_type = std::decay_t<decltype(remaining)>;
+    if constexpr (remaining_type::pools == 0 && !remaining_type::across_channels)
+    {
+      pool_window window = pools.given[0];
+      bool one           = opts.engine == engine::automatic;
+      for (std::size_t i = 1; one && i < static_cast<std::size_t>(means); ++i)
+      {
+        pool_window merged;
+        one    = detail::merge_windows(window, pools.given[i], merged);
+        window = merged;
+      }
+      correlation_problem problem;
+      if (one && detail::plan_pooled_correlation(shape, window, opts.input_layout, problem))
+      {
+        return visit(correlation_plan<remaining_type, Out>(problem), remaining);
+      }
+    }
     const detail::average_pool_fold fold = detail::fold_average_pool(shape, pools.first);
     const scale mean(static_cast<float>(fold.factor()));
     options behind = opts;
@@ -506,7 +621,8 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// stored there once, and each pool with the functors up to the next is a pass. But where the first is an average behind linear
 /// functors and tensors are fp32, taps that meet in a window are added beforehand, as far as windows are a divisor of the
 /// stride apart or have one in common with it; and where a window covers an axis, as with spatial_mean({0}), x is summed along
-/// that first. See docs/algebra.md.
+/// that first. Where such windows are multiples of the stride apart and few products make an output (few input channels), they are
+/// formed from x at once, without the outputs that are averaged, average pools in a row included. See docs/algebra.md.
 ///
 /// Errors: invalid_argument (shape, pool or pointer; nothing written), workspace_too_small, workspace_misaligned, not_supported,
 /// cuda_error. Batch 0 and empty outputs succeed without a launch.

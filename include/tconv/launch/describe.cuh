@@ -17,10 +17,12 @@ struct description
   status outcome;                                  ///< why conv_transpose() would refuse; then only text says more
   tconv::engine engine = tconv::engine::automatic; ///< gather or implicit_gemm; automatic where nothing is computed
   /// What a block computes at a time: cells along d, h and w, one output of each stride phase, by output channels.
-  int64_t tile_cells[3]   = {0, 0, 0};
-  int64_t tile_channels   = 0;     ///< see tile_cells
-  int64_t tiles           = 0;     ///< tiles of the problem
-  int64_t phases          = 0;     ///< turns of a tile: its stride phases; those of stride 2 along w share one
+  int64_t tile_cells[3] = {0, 0, 0};
+  int64_t tile_channels = 0; ///< see tile_cells
+  int64_t tiles         = 0; ///< tiles of the problem
+  int64_t phases        = 0; ///< turns of a tile: its stride phases; those of stride 2 along w share one
+  bool correlates =
+    false; ///< average pools are formed from x at once; positions of the result are the tile's cells along w
   bool fused              = false; ///< functors before the first pool run on the accumulators, else on stored logits
   std::size_t workspace   = 0;     ///< bytes, as conv_transpose_workspace_bytes()
   double gather_ms        = 0;     ///< estimate of the model of costs; only the order of estimates matters
@@ -46,6 +48,10 @@ inline void write_text(description& result, const detail::work& least, const opt
                   "model of costs: gather %.3g ms, implicit_gemm %.3g ms",
                   result.gather_ms,
                   result.implicit_gemm_ms);
+  }
+  else if (result.correlates)
+  {
+    std::snprintf(rule, sizeof(rule), "average pools from x at once: few products an output");
   }
   else if (opts.engine == engine::automatic)
   {
@@ -112,22 +118,36 @@ describe_plan(description& result, const conv_transpose_shape<Rank>& shape, cons
       result.tiles         = tiles;
       result.phases        = phases;
     };
-    if (plan.tensor_cores)
+    using plan_type  = std::decay_t<decltype(plan)>;
+    result.workspace = plan.layout.bytes();
+    result.engine    = plan.tensor_cores ? engine::implicit_gemm : engine::gather;
+    if constexpr (plan_type::correlates)
     {
-      const gemm_problem& p = plan.gemm.problem;
-      set_tile(p.box, p.columns, p.total_tiles(), p.total_phases());
+      using policy            = tuning::pooled_correlation_policy;
+      constexpr int64_t along = policy::threads * policy::positions;
+      const int64_t tile[]    = {1, 1, along};
+      const int64_t tiles     = ceil_div(plan.problem.positions(), along) * plan.problem.channel_tiles();
+      set_tile(tile, policy::channels, shape.batch * tiles, 1);
+      result.correlates = true;
+      result.fused      = true;
     }
     else
     {
-      const gather_problem& p = plan.gather.problem;
-      set_tile(p.tile_cells, p.taps.tile_channels, p.all_tiles(), p.total_phases());
+      if (plan.tensor_cores)
+      {
+        const gemm_problem& p = plan.gemm.problem;
+        set_tile(p.box, p.columns, p.total_tiles(), p.total_phases());
+      }
+      else
+      {
+        const gather_problem& p = plan.gather.problem;
+        set_tile(p.tile_cells, p.taps.tile_channels, p.all_tiles(), p.total_phases());
+      }
+      constexpr bool across   = plan_type::head::across_channels;
+      result.fused            = plan.fused;
+      result.gather_ms        = detail::milliseconds(plan.gather, plan.shape, across);
+      result.implicit_gemm_ms = plan.gemm.supported ? detail::milliseconds(plan.gemm, plan.shape, across) : 0.0;
     }
-    constexpr bool across   = std::decay_t<decltype(plan)>::head::across_channels;
-    result.engine           = plan.tensor_cores ? engine::implicit_gemm : engine::gather;
-    result.fused            = plan.fused;
-    result.workspace        = plan.layout.bytes();
-    result.gather_ms        = detail::milliseconds(plan.gather, plan.shape, across);
-    result.implicit_gemm_ms = plan.gemm.supported ? detail::milliseconds(plan.gemm, plan.shape, across) : 0.0;
     return {};
   };
   if (status s = visit_conv_transpose_plan<In, Out>(s3, opts, functors, pools, describe_engine); !s.ok())

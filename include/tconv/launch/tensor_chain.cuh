@@ -192,7 +192,8 @@ template <class Chain>
 struct pool_windows
 {
   std::array<pool_window, static_cast<std::size_t>(Chain::pools)> windows; ///< with axes merged
-  pool_window first;                                                       ///< the first, as it is
+  std::array<pool_window, static_cast<std::size_t>(Chain::pools)> given;   ///< as they are
+  pool_window first;                                                       ///< the first of these
   int64_t extent[3] = {1, 1, 1};                                           ///< of the result, canonical
   status outcome;                                                          ///< the first rule that a pool breaks
 
@@ -219,8 +220,9 @@ private:
       std::copy_n(extent, 3, window.in);
       outcome = detail::resolve_pool(functors.first, rank, window);
       std::copy_n(window.out, 3, extent);
-      first  = index == 0 ? window : first;
-      window = detail::merge_axes(window);
+      first        = index == 0 ? window : first;
+      given[index] = window;
+      window       = detail::merge_axes(window);
       ++index;
     }
     if (outcome.ok())
