@@ -118,11 +118,17 @@ bool check(const shape3& s, std::uint32_t seed)
         };
         if (first == second)
         {
-          sum += weight(i, first) * p.input_sum(sums.data(), centres.data(), pair, i);
+          for (int number = 0; number < p.cells_of(pair); ++number)
+          {
+            sum += weight(i, first) * p.input_sum(sums.data(), centres.data(), pair, i, number);
+          }
         }
         for (int j = 0; j < p.in_channels; ++j)
         {
-          squares += weight(i, first) * weight(j, second) * p.gram(sums.data(), centres.data(), pair, i, j);
+          for (int number = 0; number < p.cells_of(pair); ++number)
+          {
+            squares += weight(i, first) * weight(j, second) * p.gram(sums.data(), centres.data(), pair, i, j, number);
+          }
         }
       }
     }

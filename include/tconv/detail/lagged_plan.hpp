@@ -117,13 +117,11 @@ struct lagged_problem
   /// Taps of all axes in pair number \p pair: the first of each where \p second is false.
   TCONV_HOST_DEVICE int64_t tap_of(int pair, bool second) const
   {
-    const tap_pair p[3] = {axis[0].pair[pair / axis[2].pairs / axis[1].pairs],
-                           axis[1].pair[pair / axis[2].pairs % axis[1].pairs],
-                           axis[2].pair[pair % axis[2].pairs]};
-    int64_t tap         = 0;
+    int64_t tap = 0;
     for (int a = 0; a < 3; ++a)
     {
-      tap = tap * axis[a].kernel + (second ? p[a].second : p[a].first);
+      const tap_pair p = pair_of(pair, a);
+      tap              = tap * axis[a].kernel + (second ? p.second : p.first);
     }
     return tap;
   }
@@ -134,66 +132,77 @@ struct lagged_problem
     return ((static_cast<int64_t>(cell) * tiles + first) * tiles + second) * sums_per_item() + k;
   }
 
-  /// Element (pair, ci, cj) of the Gram matrix: the sum over the box of \p pair of x[ci, i] x[cj, i + lag], from the sums of x - centre.
-  /// \p sums [sum_of()].
-  TCONV_HOST_DEVICE double gram(const double* sums, const float* centres, int pair, int ci, int cj) const
+  /// Cells that the box of \p pair consists of.
+  TCONV_HOST_DEVICE int cells_of(int pair) const
   {
-    const tap_pair p[3] = {axis[0].pair[pair / axis[2].pairs / axis[1].pairs],
-                           axis[1].pair[pair / axis[2].pairs % axis[1].pairs],
-                           axis[2].pair[pair % axis[2].pairs]};
-    const auto centre_i = static_cast<double>(centres[ci]);
-    const auto centre_j = static_cast<double>(centres[cj]);
-    double total        = 0;
-    for (int d = p[0].from; d < p[0].to; ++d)
+    int count = 1;
+    for (int a = 0; a < 3; ++a)
     {
-      for (int h = p[1].from; h < p[1].to; ++h)
-      {
-        for (int w = p[2].from; w < p[2].to; ++w)
-        {
-          const int cell      = cell_of(d, h, w);
-          const bool straight = summed(cell);
-          const int from      = straight
-                                ? cell
-                                : cell_of(axis[0].segment[d].mirror, axis[1].segment[h].mirror, axis[2].segment[w].mirror);
-          const int first     = straight ? ci : cj;
-          const int second    = straight ? cj : ci;
-          const int row       = first % tile;
-          const int column    = second % tile;
-          const double* s     = sums + sum_of(from, first / tile, second / tile, 0);
-          const double count  = static_cast<double>(batch) * axis[0].segment[d].size() * axis[1].segment[h].size()
-                             * axis[2].segment[w].size();
-          const double first_sum  = s[tile * tile + row];
-          const double second_sum = s[tile * tile + tile + column];
-          const double sum_i      = straight ? first_sum : second_sum;
-          const double sum_j      = straight ? second_sum : first_sum;
-          total += s[row * tile + column] + centre_j * sum_i + centre_i * sum_j + centre_i * centre_j * count;
-        }
-      }
+      const tap_pair p = pair_of(pair, a);
+      count *= p.to - p.from;
     }
-    return total;
+    return count;
+  }
+  /// What cell number \p number of its box adds to element (pair, ci, cj) of the Gram matrix, the sum over the box of x[ci, i] x[cj, i +
+  /// lag], from the sums of x - centre. \p sums [sum_of()].
+  TCONV_HOST_DEVICE double gram(const double* sums, const float* centres, int pair, int ci, int cj, int number) const
+  {
+    const box_cell at   = cell_in_box(pair, number);
+    const int cell      = cell_of(at.segment[0], at.segment[1], at.segment[2]);
+    const bool straight = summed(cell);
+    const int from      = straight ? cell
+                                   : cell_of(axis[0].segment[at.segment[0]].mirror,
+                                        axis[1].segment[at.segment[1]].mirror,
+                                        axis[2].segment[at.segment[2]].mirror);
+    const int first     = straight ? ci : cj;
+    const int second    = straight ? cj : ci;
+    const int row       = first % tile;
+    const int column    = second % tile;
+    const double* s     = sums + sum_of(from, first / tile, second / tile, 0);
+
+    const double first_sum  = s[tile * tile + row];
+    const double second_sum = s[tile * tile + tile + column];
+    const double sum_i      = straight ? first_sum : second_sum;
+    const double sum_j      = straight ? second_sum : first_sum;
+    const auto centre_i     = static_cast<double>(centres[ci]);
+    const auto centre_j     = static_cast<double>(centres[cj]);
+    return s[row * tile + column] + centre_j * sum_i + centre_i * sum_j + centre_i * centre_j * at.count;
+  }
+  /// What it adds to the sum over the inputs that the tap of \p pair, which is a tap twice, brings to an output, of x[ci, i].
+  TCONV_HOST_DEVICE double input_sum(const double* sums, const float* centres, int pair, int ci, int number) const
+  {
+    const box_cell at = cell_in_box(pair, number);
+    const int cell    = cell_of(at.segment[0], at.segment[1], at.segment[2]);
+    return sums[sum_of(cell, ci / tile, ci / tile, tile * tile + ci % tile)]
+         + static_cast<double>(centres[ci]) * at.count;
   }
 
-  /// The sum over the inputs that tap first of \p pair brings to an output, of x[ci, i]; \p pair pairs a tap with itself.
-  TCONV_HOST_DEVICE double input_sum(const double* sums, const float* centres, int pair, int ci) const
+private:
+  /// A cell of a box, and its pairs of inputs over all samples.
+  struct box_cell
   {
-    const tap_pair p[3] = {axis[0].pair[pair / axis[2].pairs / axis[1].pairs],
-                           axis[1].pair[pair / axis[2].pairs % axis[1].pairs],
-                           axis[2].pair[pair % axis[2].pairs]};
-    double total        = 0;
-    for (int d = p[0].from; d < p[0].to; ++d)
+    int segment[3];
+    double count;
+  };
+  TCONV_HOST_DEVICE tap_pair pair_of(int pair, int a) const
+  {
+    return axis[a].pair[a == 2   ? pair % axis[2].pairs
+                        : a == 1 ? pair / axis[2].pairs % axis[1].pairs
+                                 : pair / axis[2].pairs / axis[1].pairs];
+  }
+  TCONV_HOST_DEVICE box_cell cell_in_box(int pair, int number) const
+  {
+    box_cell at;
+    at.count = static_cast<double>(batch);
+    for (int a = 2; a >= 0; --a)
     {
-      for (int h = p[1].from; h < p[1].to; ++h)
-      {
-        for (int w = p[2].from; w < p[2].to; ++w)
-        {
-          const double count = static_cast<double>(batch) * axis[0].segment[d].size() * axis[1].segment[h].size()
-                             * axis[2].segment[w].size();
-          total += sums[sum_of(cell_of(d, h, w), ci / tile, ci / tile, tile * tile + ci % tile)]
-                 + static_cast<double>(centres[ci]) * count;
-        }
-      }
+      const tap_pair p = pair_of(pair, a);
+      const int width  = p.to - p.from;
+      at.segment[a]    = p.from + number % width;
+      number /= width;
+      at.count *= static_cast<double>(axis[a].segment[at.segment[a]].size());
     }
-    return total;
+    return at;
   }
 };
 

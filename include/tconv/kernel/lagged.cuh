@@ -251,7 +251,8 @@ __global__ __launch_bounds__(Policy::small_threads) void sum_pieces(const __grid
   }
 }
 
-/// gram [pair][in_channels][in_channels]: sums of products of x; input_sums [pair][in_channels]: of x, where a pair is a tap twice.
+/// gram [pair][in_channels][in_channels]: sums of products of x; input_sums [pair][in_channels]: of x, where a pair is a tap twice. A warp
+/// each, its lanes the cells of a box.
 template <class Policy>
 __global__ __launch_bounds__(Policy::small_threads) void gram_matrix(const __grid_constant__ lagged_problem problem,
                                                                      const double* sums,
@@ -259,21 +260,38 @@ __global__ __launch_bounds__(Policy::small_threads) void gram_matrix(const __gri
                                                                      double* gram,
                                                                      double* input_sums)
 {
+  constexpr int warps = Policy::small_threads / 32;
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
   const int channels = static_cast<int>(problem.in_channels);
-  const int step     = static_cast<int>(gridDim.x) * Policy::small_threads;
-  for (int k = static_cast<int>(blockIdx.x) * Policy::small_threads + static_cast<int>(threadIdx.x);
-       k < problem.gram_elements();
+  const int lane     = static_cast<int>(threadIdx.x) % 32;
+  const int step     = static_cast<int>(gridDim.x) * warps;
+  for (int k = static_cast<int>(blockIdx.x) * warps + static_cast<int>(threadIdx.x) / 32; k < problem.gram_elements();
        k += step)
   {
-    const int j    = k % channels;
-    const int i    = k / channels % channels;
-    const int pair = k / channels / channels;
-    gram[k]        = problem.gram(sums, centres, pair, i, j);
-    if (i == j && problem.tap_of(pair, false) == problem.tap_of(pair, true))
+    const int j      = k % channels;
+    const int i      = k / channels % channels;
+    const int pair   = k / channels / channels;
+    const bool twice = i == j && problem.tap_of(pair, false) == problem.tap_of(pair, true);
+    double product   = 0;
+    double input     = 0;
+    for (int number = lane; number < problem.cells_of(pair); number += 32)
     {
-      input_sums[static_cast<int64_t>(pair) * channels + i] = problem.input_sum(sums, centres, pair, i);
+      product += problem.gram(sums, centres, pair, i, j, number);
+      input += twice ? problem.input_sum(sums, centres, pair, i, number) : 0.0;
+    }
+    for (int offset = 16; offset > 0; offset /= 2)
+    {
+      product += __shfl_xor_sync(0xffffffffu, product, offset);
+      input += __shfl_xor_sync(0xffffffffu, input, offset);
+    }
+    if (lane == 0)
+    {
+      gram[k] = product;
+      if (twice)
+      {
+        input_sums[static_cast<int64_t>(pair) * channels + i] = input;
+      }
     }
   }
 }

@@ -91,7 +91,7 @@ struct lagged_workspace
     }
     return runtime::launch("tconv::kernel::gram_matrix",
                            kernel::gram_matrix<policy>,
-                           {ceil_div(problem.gram_elements(), policy::small_threads), policy::small_threads, 0, true},
+                           {ceil_div(problem.gram_elements(), warps), policy::small_threads, 0, true},
                            stream,
                            problem,
                            sums.get(space),

@@ -17,8 +17,9 @@ struct lagged_policy
   /// Threads of a block that forms products of one piece of x, whose warps share its cells, and blocks on a multiprocessor.
   static constexpr int threads    = 512;
   static constexpr int min_blocks = 2;
-  /// Bytes of shared memory for a piece with what lags reach beyond it: two blocks a multiprocessor.
-  static constexpr int64_t piece_bytes = 100 * 1024;
+  /// Bytes of shared memory for a piece with what lags reach beyond it: two blocks a multiprocessor, and within 99 KB, all that some
+  /// devices have.
+  static constexpr int64_t piece_bytes = 96 * 1024;
   /// Pieces below which samples are cut further while they keep least_piece positions: two waves of blocks of a large device.
   static constexpr int64_t wanted_pieces = 512;
   static constexpr int64_t least_piece   = 1024;
