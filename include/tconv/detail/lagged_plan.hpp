@@ -241,10 +241,11 @@ struct lagged_piece
 /// nothing is divided on the way.
 struct lagged_walk
 {
-  int left    = 0; ///< positions that the lane has yet to visit
-  int at      = 0; ///< staged position
-  int further = 0; ///< from there to the one behind the lags
-  int h       = 0; ///< digits of the position within the box
+  bool any    = false; ///< the piece has a part of the cell
+  int left    = 0;     ///< positions that the lane has yet to visit
+  int at      = 0;     ///< staged position
+  int further = 0;     ///< from there to the one behind the lags
+  int h       = 0;     ///< digits of the position within the box
   int w       = 0;
   int height  = 1; ///< of the box
   int width   = 1;
@@ -275,6 +276,7 @@ struct lagged_walk
     }
     const int row   = piece.extent[2];
     const int plane = piece.extent[1] * row;
+    walk.any        = true;
     walk.height     = size[1];
     walk.width      = size[2];
     walk.further    = lag[0] * plane + lag[1] * row + lag[2];

@@ -142,7 +142,7 @@ __global__ __launch_bounds__(Policy::small_threads) void sample_means(const __gr
 /// piece, by 32 lanes, fp64 beyond. Shared memory: problem.staged_bytes().
 template <class Policy, int Tile, class In>
 __global__ __launch_bounds__(Policy::threads, Policy::min_blocks) void lagged_products(
-  const __grid_constant__ lagged_problem problem, const In* x, const float* centres, double* partials)
+  const __grid_constant__ lagged_problem problem, const In* x, const float* centres, float* partials)
 {
   extern __shared__ float4 staged[];
   __shared__ int next_item;
@@ -184,8 +184,18 @@ __global__ __launch_bounds__(Policy::threads, Policy::min_blocks) void lagged_pr
       const int second_tile = tile_pair - first_tile * problem.tiles;
       const float4* first   = staged + first_tile * piece.positions();
       const float4* second  = staged + second_tile * piece.positions();
-      float sums[values]    = {};
-      for (auto walk = lagged_walk::of(problem, piece, cell, lane); walk.left > 0; walk.advance())
+      float* target         = partials + problem.sum_of(cell, first_tile, second_tile, 0) * all_parts + index;
+      auto walk             = lagged_walk::of(problem, piece, cell, lane);
+      if (!walk.any) // a cell at a border, in a piece inside
+      {
+        if (lane < held)
+        {
+          target[lane * all_parts] = 0.0f;
+        }
+        continue;
+      }
+      float sums[values] = {};
+      for (; walk.left > 0; walk.advance())
       {
         const float4 here  = first[walk.at];
         const float4 there = second[walk.at + walk.further];
@@ -208,7 +218,7 @@ __global__ __launch_bounds__(Policy::threads, Policy::min_blocks) void lagged_pr
       const int number = block::number_of_lane<values>(lane);
       if (number < held && lane % (32 / values) == 0)
       {
-        partials[problem.sum_of(cell, first_tile, second_tile, number) * all_parts + index] = static_cast<double>(sum);
+        target[number * all_parts] = sum;
       }
     }
     __syncthreads();
@@ -218,7 +228,7 @@ __global__ __launch_bounds__(Policy::threads, Policy::min_blocks) void lagged_pr
 /// sums[i] = sum over the pieces of partials[i][piece], of the cells that are summed; a warp each.
 template <class Policy>
 __global__ __launch_bounds__(Policy::small_threads) void sum_pieces(const __grid_constant__ lagged_problem problem,
-                                                                    const double* partials,
+                                                                    const float* partials,
                                                                     double* sums)
 {
   constexpr int warps = Policy::small_threads / 32;
@@ -238,7 +248,7 @@ __global__ __launch_bounds__(Policy::small_threads) void sum_pieces(const __grid
     TCONV_PRAGMA_UNROLL_4
     for (int64_t piece = lane; piece < problem.pieces(); piece += 32)
     {
-      sum += partials[i * problem.pieces() + piece];
+      sum += static_cast<double>(partials[i * problem.pieces() + piece]);
     }
     for (int offset = 16; offset > 0; offset /= 2)
     {

@@ -19,7 +19,7 @@ namespace runtime
 struct lagged_workspace
 {
   detail::workspace_layout::piece<float> centres;
-  detail::workspace_layout::piece<double> partials;
+  detail::workspace_layout::piece<float> partials;
   detail::workspace_layout::piece<double> sums;
   detail::workspace_layout::piece<double> gram;
   detail::workspace_layout::piece<double> input_sums;
@@ -27,7 +27,7 @@ struct lagged_workspace
   /// Nothing where they are not \p used.
   lagged_workspace(detail::workspace_layout& layout, const lagged_problem& problem, bool used)
       : centres(layout.add<float>(used ? problem.in_channels : 0))
-      , partials(layout.add<double>(used ? problem.sums() * problem.pieces() : 0))
+      , partials(layout.add<float>(used ? problem.sums() * problem.pieces() : 0))
       , sums(layout.add<double>(used ? problem.sums() : 0))
       , gram(layout.add<double>(used ? problem.gram_elements() : 0))
       , input_sums(layout.add<double>(used ? problem.pairs() * problem.in_channels : 0))

@@ -34,7 +34,7 @@ struct lagged_policy
   static constexpr int most_segments     = 16;
   static constexpr int64_t most_cells    = 1024;
   static constexpr int64_t most_channels = 64;
-  /// Sums over all pieces, and elements of the Gram matrix, at most: 64 MiB of workspace each.
+  /// Sums of all pieces, and elements of the Gram matrix, at most: 32 and 64 MiB of workspace.
   static constexpr int64_t most_sums = int64_t{1} << 23;
   /// A product of the convolution takes as long as so many of x: where few products make an output, the pass over the outputs spends
   /// most of its time around them.
