@@ -84,6 +84,27 @@ TEST(describe, tells_the_plan_in_numbers_and_words)
   EXPECT_FALSE(describe(wide, functors, opts).fused);
 }
 
+// Few input channels and average pools: no output that is averaged is formed, unless the gather engine is asked for.
+TEST(describe, averages_from_x_at_once)
+{
+  const auto rgb   = make_shape<3>({64, 3, 16, 1}, {32, 32, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1});
+  const auto pools = chain(tconv::average_pool(2), tconv::average_pool(2), tconv::sigmoid{});
+  const auto told  = describe(rgb, pools);
+  ASSERT_TRUE(told.outcome.ok()) << told.text;
+  EXPECT_TRUE(told.correlates);
+  EXPECT_EQ(told.engine, engine::gather);
+  EXPECT_EQ(told.tiles, 64 * 7); // of 15 * 15 * 15 positions, 512 a block
+  EXPECT_EQ(told.workspace, tconv::conv_transpose_workspace_bytes(rgb, pools));
+  EXPECT_NE(std::string(told.text).find("average pools from x at once"), std::string::npos) << told.text;
+  tconv::options opts;
+  opts.engine = engine::gather;
+  EXPECT_FALSE(describe(rgb, pools, opts).correlates);
+  auto many        = rgb;
+  many.in_channels = 64;
+  EXPECT_FALSE(describe(many, pools).correlates);
+  EXPECT_FALSE(describe(rgb, chain(tconv::relu{}, tconv::average_pool(2))).correlates);
+}
+
 TEST(describe, refuses_what_conv_transpose_refuses)
 {
   auto padded    = small;
