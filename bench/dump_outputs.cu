@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Runs a pipeline of common/pipeline.hpp on tensors from files and writes its output: how pytorch_compare.py sees tconv's results.
+/// Runs a pipeline of common/pipeline.hpp on tensors from files and writes its output: how pytorch_compare.py sees
+/// tconv's results.
 ///
 ///     bench_dump_outputs L2_49 <directory>
 ///     bench_dump_outputs --list              all pipelines with their shapes, as JSON
 ///
-/// Tensors are raw fp32 <name>.bin in the directory: x, w, b, and those of offset, gamma, beta, mean, var that the pipeline has.
-/// Written: y.bin; in train mode also mean_out.bin and var_out.bin, with momentum 1: the statistics of this very batch.
+/// Tensors are raw fp32 <name>.bin in the directory: x, w, b, and those of offset, gamma, beta, mean, var that the
+/// pipeline has. Written: y.bin; in train mode also mean_out.bin and var_out.bin, with momentum 1: the statistics of
+/// this very batch.
 
 #include "common/pipeline.hpp"
 #include "common/timer.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The pipelines of common/pipeline.hpp, P1 and P2 among them, pieces, and a text detector. Timing protocol: see common/timer.hpp.
+/// The pipelines of common/pipeline.hpp, P1 and P2 among them, pieces, and a text detector. Timing protocol: see
+/// common/timer.hpp.
 
 #include "common/pipeline.hpp"
 #include "common/timer.hpp"

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Pipelines of the suite's level 2, one entry per problem: shape, operands and call, for whatever times or checks them.
-/// pytorch_compare.py has their counterparts and takes the shapes from here, through bench_dump_outputs.
+/// Pipelines of the suite's level 2, one entry per problem: shape, operands and call, for whatever times or checks
+/// them. pytorch_compare.py has their counterparts and takes the shapes from here, through bench_dump_outputs.
 
 #include "problems.hpp"
 

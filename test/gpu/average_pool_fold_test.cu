@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// fold_average_pool(), and conv_transpose() with an average pool behind linear functors, whose windows are folded into the taps, and with a mean along one
-/// axis, along which x is summed first: against the convolution in full.
+/// fold_average_pool(), and conv_transpose() with an average pool behind linear functors, whose windows are folded into
+/// the taps, and with a mean along one axis, along which x is summed first: against the convolution in full.
 
 #include "common/pooled_convolution.cuh"
 
@@ -17,7 +17,8 @@ using tconv::chain;
 class average_pool_fold_gpu : public gpu_test
 {};
 
-// Windows equal to the stride, a divisor, a multiple, with a divisor in common, none; overlapping; other steps than sizes.
+// Windows equal to the stride, a divisor, a multiple, with a divisor in common, none; overlapping; other steps than
+// sizes.
 TEST_F(average_pool_fold_gpu, windows_of_every_kind)
 {
   std::uint32_t seed = 1;
@@ -67,8 +68,8 @@ TEST_F(average_pool_fold_gpu, groups_and_two_pools)
   }
 }
 
-// Few input channels: averages are formed from x at once, several pools in a row included; inside x and beyond its borders, more output
-// channels than a thread holds, more positions than a block, and functors before and behind.
+// Few input channels: averages are formed from x at once, several pools in a row included; inside x and beyond its
+// borders, more output channels than a thread holds, more positions than a block, and functors before and behind.
 TEST_F(average_pool_fold_gpu, averages_from_x_at_once)
 {
   const auto two_pools = chain(tconv::average_pool(2), tconv::average_pool(2));
@@ -107,8 +108,8 @@ TEST_F(average_pool_fold_gpu, averages_from_x_at_once)
   }
 }
 
-/// Weights folded once, then two calls with them, against the pooled outputs; the bound of the contract for the folded convolution,
-/// whose weights are rounded once more, on the magnitude before folding.
+/// Weights folded once, then a call with them, against the pooled outputs; the bound of the contract for the folded
+/// convolution, whose weights are rounded once more, on the magnitude before folding.
 template <int Rank>
 void check_fold_once(tconv::conv_transpose_shape<Rank> s, const tconv::average_pool& pool, std::uint32_t seed)
 {

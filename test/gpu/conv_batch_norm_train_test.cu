@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// batch_norm_train() of a convolution, alone and with average pools behind it, and batch_norm_train_centred(), against the
-/// convolution in full.
+/// batch_norm_train() of a convolution, alone and with average pools behind it, and batch_norm_train_centred(), against
+/// the convolution in full.
 
 #include "common/conv_case.hpp"
 #include "common/device.hpp"
@@ -158,8 +158,9 @@ class conv_batch_norm_train_centred_gpu : public gpu_test
 
 /// Of random values behind chain(bias, scale(-3)), with \p pools average pools of 2 as \p functors.
 ///
-/// Bounds: z has the error e of the contract and its mean that of global_mean(). n values that are each off by e move a variance by
-/// up to 4 e sqrt(var) + 4 e^2, and sums in fp32 a few of them after each other by 1e-6 of it; the slope follows from that.
+/// Bounds: z has the error e of the contract and its mean that of global_mean(). n values that are each off by e move a
+/// variance by up to 4 e sqrt(var) + 4 e^2, and sums in fp32 a few of them after each other by 1e-6 of it; the slope
+/// follows from that.
 template <class In, class Out, class Functors>
 void check_centred(shape3 s, std::uint32_t seed, const arrangement& how, const Functors& functors, int pools)
 {
@@ -300,7 +301,8 @@ TEST_F(conv_batch_norm_train_centred_gpu, random_shapes)
   }
 }
 
-// Few input channels and many output channels, so that moments come from lagged products; and by the pass over the outputs.
+// Few input channels and many output channels, so that moments come from lagged products; and by the pass over the
+// outputs.
 TEST_F(conv_batch_norm_train_centred_gpu, both_ways_to_moments)
 {
   const shape3 s = make_shape<3>({4, 2, 48, 1}, {8, 16, 16}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1});
@@ -324,7 +326,8 @@ TEST_F(conv_batch_norm_train_centred_gpu, average_pool)
     make_shape<3>({3, 4, 6, 2}, {4, 5, 6}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}), 6, arrangement::number(0), pool, 1);
 }
 
-// Exactly representable constants per sample give 0 bit for bit although the samples differ, whatever bias and beta are.
+// Exactly representable constants per sample give 0 bit for bit although the samples differ, whatever bias and beta
+// are.
 TEST_F(conv_batch_norm_train_centred_gpu, constant_samples)
 {
   const shape3 s = make_shape<3>({2, 2, 5, 1}, {2, 3, 4}, {1, 1, 1});

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Moments of a convolution from lagged products of its input, for every shape that the plan takes, against the convolution in full.
+/// Moments of a convolution from lagged products of its input, for every shape that the plan takes, against the
+/// convolution in full.
 
 #include "common/conv_case.hpp"
 #include "common/device.hpp"
@@ -70,9 +71,10 @@ lagged_statistics(shape3 s, const std::vector<float>& x, const std::vector<float
   return good ? channel_statistics{mean.download(), variance.download()} : channel_statistics{};
 }
 
-/// Sums in fp32 of up to 4096 products by 32 lanes, each product rounded once, are off by (128 + 16) 2^-24 of the products' magnitudes at most,
-/// and so is the variance, with S the convolution of |x - mean| and |w|, of the mean of S^2. Where that is of the size of the variance itself
-/// and sums are many, their errors average out: \p relative, where it is not 0.
+/// Sums in fp32 of up to 4096 products by 32 lanes, each product rounded once, are off by (128 + 16) 2^-24 of the
+/// products' magnitudes at most, and so is the variance, with S the convolution of |x - mean| and |w|, of the mean of
+/// S^2. Where that is of the size of the variance itself and sums are many, their errors average out: \p relative,
+/// where it is not 0.
 template <class In>
 void check(const shape3& s, std::uint32_t seed, const arrangement& how, float offset, double relative)
 {

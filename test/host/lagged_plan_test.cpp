@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-/// Moments of a convolution from lagged products of its input: the sums that the plan names, worked out on the host, against the moments
-/// of the convolution in full.
+/// Moments of a convolution from lagged products of its input: the sums that the plan names, worked out on the host,
+/// against the moments of the convolution in full.
 
 #include "../common/conv_case.hpp"
 
@@ -182,7 +182,8 @@ TEST(lagged_plan, pieces)
   EXPECT_EQ(parts(make_shape<3>({2, 3, 2, 1}, {4, 5, 6}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1})), 1);
 }
 
-// k3 s2 p1: five pairs of taps and five segments along each axis; half of the cells are summed, the one of no lag in full.
+// k3 s2 p1: five pairs of taps and five segments along each axis; half of the cells are summed, the one of no lag in
+// full.
 TEST(lagged_plan, few_input_channels)
 {
   const auto plan = tconv::detail::plan_lagged(

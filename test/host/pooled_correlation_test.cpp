@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-/// Average pools behind a convolution as a correlation: the sums that the plan describes, worked out on the host, against windows of the
-/// convolution's outputs. Values are small integers, so that every sum is exact.
+/// Average pools behind a convolution as a correlation: the sums that the plan describes, worked out on the host,
+/// against windows of the convolution's outputs. Values are small integers, so that every sum is exact.
 
 #include "../common/conv_case.hpp"
 
@@ -180,7 +180,8 @@ TEST(pooled_correlation, windows_of_windows)
   EXPECT_GT(merged_once, 20);
 }
 
-// L2_72: two pools of 2 behind k3 s2 p1 are three taps every other input, none beyond the border; L2_50: one pool, two taps.
+// L2_72: two pools of 2 behind k3 s2 p1 are three taps every other input, none beyond the border; L2_50: one pool, two
+// taps.
 TEST(pooled_correlation, three_taps_and_two)
 {
   const shape3 s = make_shape<3>({1, 3, 16, 1}, {32, 32, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1});

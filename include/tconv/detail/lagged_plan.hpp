@@ -2,16 +2,17 @@
 #pragma once
 
 /// \file
-/// Moments of a transposed convolution's outputs from lagged products of its input: which sums there are, and what becomes of them.
+/// Moments of a transposed convolution's outputs from lagged products of its input: which sums there are, and what
+/// becomes of them.
 ///
-/// Per axis, tap t brings input i to the output that tap u brings input i + lag(t, u) to, where both are of one phase; both land for i
-/// in a range. Over all axes the sum over outputs of z^2 is therefore
+/// Per axis, tap t brings input i to the output that tap u brings input i + lag(t, u) to, where both are of one phase;
+/// both land for i in a range. Over all axes the sum over outputs of z^2 is therefore
 ///
 ///     sum over (ci, t), (cj, u) of w[ci, t] w[cj, u] * (sum over i in a box of x[ci, i] x[cj, i + lag]).
 ///
-/// Ranges of the same lag overlap: cut where any begins or ends they are unions of *segments*, boxes unions of *cells*. Products of
-/// x are summed cell by cell, once for all output channels. The cell of -lag mirrors that of lag with channels exchanged, so half
-/// of them are summed.
+/// Ranges of the same lag overlap: cut where any begins or ends they are unions of *segments*, boxes unions of *cells*.
+/// Products of x are summed cell by cell, once for all output channels. The cell of -lag mirrors that of lag with
+/// channels exchanged, so half of them are summed.
 
 #include "../layout.hpp"
 #include "../shape.hpp"
@@ -74,7 +75,8 @@ struct lagged_problem
   /// Sums of all items.
   TCONV_HOST_DEVICE int64_t sums() const { return static_cast<int64_t>(items()) * sums_per_item(); }
   TCONV_HOST_DEVICE int64_t pieces() const { return batch * parts[0] * parts[1] * parts[2]; }
-  /// Inputs along axis \p a that pieces have at most, and with what lags reach beyond: forward alone along the first axis, see summed().
+  /// Inputs along axis \p a that pieces have at most, and with what lags reach beyond: forward alone along the first
+  /// axis, see summed().
   TCONV_HOST_DEVICE int piece_extent(int a) const { return (axis[a].in - 1) / parts[a] + 1; }
   TCONV_HOST_DEVICE int staged_extent(int a) const
   {
@@ -143,8 +145,8 @@ struct lagged_problem
     }
     return count;
   }
-  /// What cell number \p number of its box adds to element (pair, ci, cj) of the Gram matrix, the sum over the box of x[ci, i] x[cj, i +
-  /// lag], from the sums of x - centre. \p sums [sum_of()].
+  /// What cell number \p number of its box adds to element (pair, ci, cj) of the Gram matrix, the sum over the box of
+  /// x[ci, i] x[cj, i + lag], from the sums of x - centre. \p sums [sum_of()].
   TCONV_HOST_DEVICE double gram(const double* sums, const float* centres, int pair, int ci, int cj, int number) const
   {
     const box_cell at   = cell_in_box(pair, number);
@@ -168,7 +170,8 @@ struct lagged_problem
     const auto centre_j     = static_cast<double>(centres[cj]);
     return s[row * tile + column] + centre_j * sum_i + centre_i * sum_j + centre_i * centre_j * at.count;
   }
-  /// What it adds to the sum over the inputs that the tap of \p pair, which is a tap twice, brings to an output, of x[ci, i].
+  /// What it adds to the sum over the inputs that the tap of \p pair, which is a tap twice, brings to an output, of
+  /// x[ci, i].
   TCONV_HOST_DEVICE double input_sum(const double* sums, const float* centres, int pair, int ci, int number) const
   {
     const box_cell at = cell_in_box(pair, number);
@@ -237,8 +240,8 @@ struct lagged_piece
   TCONV_HOST_DEVICE int positions() const { return extent[0] * extent[1] * extent[2]; }
 };
 
-/// The part of a cell that lies in a piece, as one lane of a warp walks over it: every 32nd position. Steps are sums of digits, so that
-/// nothing is divided on the way.
+/// The part of a cell that lies in a piece, as one lane of a warp walks over it: every 32nd position. Steps are sums of
+/// digits, so that nothing is divided on the way.
 struct lagged_walk
 {
   bool any    = false; ///< the piece has a part of the cell
@@ -317,7 +320,8 @@ struct lagged_walk
 namespace detail
 {
 
-/// Pairs and segments of \p axis; false where the tables do not hold them, or an input has no tap that lands (a NaN there would count).
+/// Pairs and segments of \p axis; false where the tables do not hold them, or an input has no tap that lands (a NaN
+/// there would count).
 inline bool plan_lagged_axis(const conv_axis& axis, lagged_axis& plan)
 {
   if (axis.kernel > lagged_axis::most_taps || axis.in > (int64_t{1} << 30))

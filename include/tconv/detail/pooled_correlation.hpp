@@ -2,12 +2,14 @@
 #pragma once
 
 /// \file
-/// A transposed convolution with an average pool behind it, whose windows are multiples of the stride apart, as a correlation.
+/// A transposed convolution with an average pool behind it, whose windows are multiples of the stride apart, as a
+/// correlation.
 ///
-/// Output o = i * stride - padding + t * dilation lies in window j, [j * step, j * step + size), where 0 <= (i - j * m) * stride -
-/// padding + t * dilation < size, with step = m * stride. So
+/// With step = m * stride, output o = i * stride - padding + t * dilation lies in window j, [j * step, j * step + size),
+/// where 0 <= v * stride - padding + t * dilation < size for v = i - m j. So
 ///
-///     sum over window j = sum over v of W[v] x[m j + v],   W[v] = sum of w[t] over the t with 0 <= v * stride - padding + t * dilation < size.
+///     sum over window j = sum over v of W[v] x[m j + v],
+///     W[v] = sum of w[t] over the t with 0 <= v * stride - padding + t * dilation < size.
 ///
 /// Windows of 4 behind k3 s2 p1: three taps v, m = 2, and nothing of what is pooled is ever formed.
 
@@ -69,7 +71,8 @@ struct correlation_problem
 namespace detail
 {
 
-/// The windows of two average pools in a row as those of one, where those of the \p first lie side by side; false where they do not.
+/// The windows of two average pools in a row as those of one, where those of the \p first lie side by side; false where
+/// they do not.
 inline bool merge_windows(const pool_window& first, const pool_window& second, pool_window& merged)
 {
   for (int a = 0; a < 3; ++a)
@@ -86,7 +89,8 @@ inline bool merge_windows(const pool_window& first, const pool_window& second, p
   return true;
 }
 
-/// The correlation of the canonical \p shape, with x in \p order, averaged over \p window; false where there is none with few products.
+/// The correlation of the canonical \p shape, with x in \p order, averaged over \p window; false where there is none
+/// with few products.
 inline bool plan_pooled_correlation(const conv_transpose_shape<3>& shape,
                                     const pool_window& window,
                                     layout order,

@@ -78,8 +78,8 @@ struct partial_moments
   TCONV_DEVICE double squares_of(int64_t, int, int) const { return 0.0; }
 };
 
-/// Statistics of batch_norm_means(): sums of squares around the samples' means, in \p per_channel pieces, and those means, each of
-/// \p positions values. \p squares [channels][per_channel], \p means [batch][channels].
+/// Statistics of batch_norm_means(): sums of squares around the samples' means, in \p per_channel pieces, and those
+/// means, each of \p positions values. \p squares [channels][per_channel], \p means [batch][channels].
 struct sample_squares
 {
   const double* squares;
@@ -111,8 +111,8 @@ struct sample_squares
 
 /// Train-mode BatchNorm of globally averaged outputs, one channel per block.
 ///
-/// \p statistics: of the convolution's outputs; \p means [batch][channels]: exact means per sample. With a = slope of \p before, and
-/// everything centred before it is scaled,
+/// \p statistics: of the convolution's outputs; \p means [batch][channels]: exact means per sample. With a = slope of
+/// \p before, and everything centred before it is scaled,
 ///     y[n, c] = gamma * a * (mean[n, c] - mean[c]) / sqrt(a^2 var[c] + eps) + beta.
 template <int Threads, class Statistics, class Chain, class Out>
 __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constant__ Statistics statistics,
@@ -172,8 +172,8 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constan
   }
 }
 
-/// What batch_norm_statistics() leaves where BatchNorm is applied as it stands: centres[c] = before(mean[c]) and slopes[c] = gamma /
-/// sqrt(a^2 var[c] + eps), both [channels].
+/// What batch_norm_statistics() leaves where BatchNorm is applied as it stands: centres[c] = before(mean[c]) and
+/// slopes[c] = gamma / sqrt(a^2 var[c] + eps), both [channels].
 struct channel_affines
 {
   float* centres;
@@ -186,8 +186,8 @@ struct channel_affines
   }
 };
 
-/// The same where a mean is subtracted behind it: what is left of BatchNorm and \p before is a slope of the convolution's outputs,
-/// slopes[c] = a * gamma / sqrt(a^2 var[c] + eps).
+/// The same where a mean is subtracted behind it: what is left of BatchNorm and \p before is a slope of the
+/// convolution's outputs, slopes[c] = a * gamma / sqrt(a^2 var[c] + eps).
 struct channel_slopes
 {
   float* slopes;
@@ -198,7 +198,8 @@ struct channel_slopes
   }
 };
 
-/// What normalises each channel behind \p before in train mode, into \p result, and the running statistics; a channel per block.
+/// What normalises each channel behind \p before in train mode, into \p result, and the running statistics; a channel
+/// per block.
 ///
 /// \p statistics: of the convolution's outputs. a = slope of before.
 template <int Threads, class Statistics, class Chain, class Result>

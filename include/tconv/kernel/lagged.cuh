@@ -4,9 +4,9 @@
 /// \file
 /// Moments of a transposed convolution's outputs from lagged products of its input, see detail/lagged_plan.hpp.
 ///
-/// sample_means -> lagged_products -> sum_pieces -> gram_matrix, and lagged_moments for whoever needs moments. Products are of x minus a
-/// number near the channel's mean, so that fp32 sums lose nothing to it; what that leaves out is put back in fp64, where sums of squares
-/// minus squares of sums cost 2^-53 of the former.
+/// sample_means -> lagged_products -> sum_pieces -> gram_matrix, and lagged_moments for whoever needs moments. Products
+/// are of x minus a number near the channel's mean, so that fp32 sums lose nothing to it; what that leaves out is put
+/// back in fp64, where sums of squares minus squares of sums cost 2^-53 of the former.
 
 #include "../detail/lagged_plan.hpp"
 #include "../detail/launch.cuh"
@@ -20,7 +20,8 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace block
 {
 
-/// Copies a piece of sample \p x, centred, to \p staged [tile][position][4]; channels that do not exist become 0. By the block.
+/// Copies a piece of sample \p x, centred, to \p staged [tile][position][4]; channels that do not exist become 0. By
+/// the block.
 template <int Threads, int Tile, class In>
 TCONV_DEVICE void stage_centred(
   const lagged_problem& problem, const lagged_piece& piece, const In* x, const float* centres, float4* staged)
@@ -63,8 +64,8 @@ TCONV_DEVICE void stage_centred(
   }
 }
 
-/// The \p Values sums of all lanes of a warp, each in one lane or more: returns that of number_of_lane(). Halves of the values change
-/// sides in each step. \p Offset: 16 for the caller.
+/// The \p Values sums of all lanes of a warp, each in one lane or more: returns that of number_of_lane(). Halves of the
+/// values change sides in each step. \p Offset: 16 for the caller.
 template <int Values, int Offset = 16>
 TCONV_DEVICE float sum_over_lanes(const float (&values)[Values], int lane)
 {
@@ -138,8 +139,8 @@ __global__ __launch_bounds__(Policy::small_threads) void sample_means(const __gr
 
 /// Sums over the part of each cell that lies in one piece of x, a piece per block, whose warps share the cells.
 ///
-/// \p partials [problem.sum_of()][piece]; cells that are not summed keep what they hold. fp32 over the few thousand positions of a
-/// piece, by 32 lanes, fp64 beyond. Shared memory: problem.staged_bytes().
+/// \p partials [problem.sum_of()][piece]; cells that are not summed keep what they hold. fp32 over the few thousand
+/// positions of a piece, by 32 lanes, fp64 beyond. Shared memory: problem.staged_bytes().
 template <class Policy, int Tile, class In>
 __global__ __launch_bounds__(Policy::threads, Policy::min_blocks) void lagged_products(
   const __grid_constant__ lagged_problem problem, const In* x, const float* centres, float* partials)
@@ -261,8 +262,8 @@ __global__ __launch_bounds__(Policy::small_threads) void sum_pieces(const __grid
   }
 }
 
-/// gram [pair][in_channels][in_channels]: sums of products of x; input_sums [pair][in_channels]: of x, where a pair is a tap twice. A warp
-/// each, its lanes the cells of a box.
+/// gram [pair][in_channels][in_channels]: sums of products of x; input_sums [pair][in_channels]: of x, where a pair is
+/// a tap twice. A warp each, its lanes the cells of a box.
 template <class Policy>
 __global__ __launch_bounds__(Policy::small_threads) void gram_matrix(const __grid_constant__ lagged_problem problem,
                                                                      const double* sums,

@@ -16,8 +16,8 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace kernel
 {
 
-/// packed [channel tile][product][channel]: means of the weights \p w that meet in a window, summed in fp64 and rounded once; 0 for channels
-/// that do not exist.
+/// packed [channel tile][product][channel]: means of the weights \p w that meet in a window, summed in fp64 and rounded
+/// once; 0 for channels that do not exist.
 template <class Policy>
 __global__ __launch_bounds__(Policy::weight_threads) void pack_correlation(
   const __grid_constant__ correlation_problem problem, const float* w, float* packed)
@@ -57,11 +57,11 @@ __global__ __launch_bounds__(Policy::weight_threads) void pack_correlation(
   }
 }
 
-/// y = functors(correlation): a block takes Policy::threads * Policy::positions neighbouring positions of a sample and a tile of channels, a
-/// thread every Policy::threads-th of them.
+/// y = functors(correlation): a block takes Policy::threads * Policy::positions neighbouring positions of a sample and
+/// a tile of channels, a thread every Policy::threads-th of them.
 ///
-/// \p Inside: no tap reaches beyond x. Products are summed in the order of channels and taps. Shared memory: a tile of the weights, and
-/// where each product reads x: (4 * Policy::channels + 8) * problem.products() bytes.
+/// \p Inside: no tap reaches beyond x. Products are summed in the order of channels and taps. Shared memory: a tile of
+/// the weights, and where each product reads x: (4 * Policy::channels + 8) * problem.products() bytes.
 template <class Policy, bool Inside, class Chain, class Out>
 __global__
 __launch_bounds__(Policy::threads, Inside ? Policy::min_blocks : Policy::border_blocks) void pooled_correlation(

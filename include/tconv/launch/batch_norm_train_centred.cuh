@@ -12,8 +12,8 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace runtime
 {
 
-/// BatchNorm minus its own means per sample and channel, for conv_batch_norm_plan: means of the convolution by the collapse, and a
-/// slope per channel. What precedes BatchNorm cancels but for its slope.
+/// BatchNorm minus its own means per sample and channel, for conv_batch_norm_plan: means of the convolution by the
+/// collapse, and a slope per channel. What precedes BatchNorm cancels but for its slope.
 struct sample_centring
 {
   collapse_plan collapse;
@@ -58,8 +58,8 @@ struct sample_centring
 
 } // namespace runtime
 
-/// Bytes of workspace that batch_norm_train_centred() needs for the same types, shape, chains and options; 0 for an invalid shape
-/// and where nothing is computed.
+/// Bytes of workspace that batch_norm_train_centred() needs for the same types, shape, chains and options; 0 for an
+/// invalid shape and where nothing is computed.
 template <class In = float, class Out = In, int Rank, class... Before, class... Functors>
 std::size_t batch_norm_train_centred_workspace_bytes(const conv_transpose_shape<Rank>& shape,
                                                      const chain<Before...>& before,
@@ -69,25 +69,29 @@ std::size_t batch_norm_train_centred_workspace_bytes(const conv_transpose_shape<
   return runtime::conv_batch_norm_workspace_bytes<runtime::sample_centring, In, Out>(shape, before, functors, opts);
 }
 
-/// y = functors(v - mean of v over positions), v = batch_norm_train(before(conv_transpose(x, w))): BatchNorm in train mode, then
-/// mean-only instance normalisation; running statistics as PyTorch.
+/// y = functors(v - mean of v over positions), v = batch_norm_train(before(conv_transpose(x, w))): BatchNorm in train
+/// mode, then mean-only instance normalisation; running statistics as PyTorch.
 ///
-/// With z = conv_transpose(x, w), a the slope of before, var[c] the variance of z over batch and positions, and mean[n, c] that of
-/// z over positions,
+/// With z = conv_transpose(x, w), a the slope of before, var[c] the variance of z over batch and positions, and mean[n,
+/// c] that of z over positions,
 ///
 ///     y[n, c] = functors(a[c] * gamma[c] / sqrt(a[c]^2 var[c] + eps) * (z[n, c] - mean[n, c])),
 ///
-/// because BatchNorm's own mean, beta and the offset of before cancel. mean[n, c] is exact and comes without the convolution (see
-/// global_mean()); var as batch_norm_train() of a convolution finds it; y from computing the convolution. Nothing larger
-/// than y is stored. A constant channel gives exactly 0 where its values are exactly representable.
+/// because BatchNorm's own mean, beta and the offset of before cancel. mean[n, c] is exact and comes without the
+/// convolution (see global_mean()); var as batch_norm_train() of a convolution finds it; y from computing the
+/// convolution. Nothing larger than y is stored. A constant channel gives exactly 0 where its values are exactly
+/// representable.
 ///
 /// \param x          as for conv_transpose(), as are w, y, opts, space and stream
 /// \param w          [in_channels, out_channels / groups, kernel...] of the type of x
-/// \param y          [batch, out_channels, output...], or what functors make of it; must not overlap an input or the workspace
+/// \param y          [batch, out_channels, output...], or what functors make of it; must not overlap an input or the
+///                   workspace
 /// \param shape      of the convolution; batch * output positions must be >= 2
 /// \param before     linear functors between convolution and BatchNorm: chain(bias(b)); chain<>() for nothing
-/// \param arguments  gamma, running statistics (updated where not null), eps >= 0, momentum in [0, 1]; beta makes no difference
-/// \param functors   what follows; average pools are folded into the convolution as in conv_transpose(). chain<>() for nothing
+/// \param arguments  gamma, running statistics (updated where not null), eps >= 0, momentum in [0, 1]; beta makes no
+///                   difference
+/// \param functors   what follows; average pools are folded into the convolution as in conv_transpose(). chain<>() for
+///                   nothing
 /// \param opts       see options
 /// \param space      batch_norm_train_centred_workspace_bytes<In, Out>(shape, before, functors, opts) bytes
 /// \param stream     see conv_transpose()

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Transposed convolution -> linear functors -> BatchNorm in train mode -> a chain, without storing what is normalised: the
-/// convolution is computed once for its moments and once more for the result.
+/// Transposed convolution -> linear functors -> BatchNorm in train mode -> a chain, without storing what is normalised:
+/// the convolution is computed once for its moments and once more for the result.
 
 #include "../detail/work.hpp"
 #include "../kernel/batch_norm.cuh"
@@ -53,8 +53,8 @@ struct channel_normalisation
   }
 };
 
-/// Plan and workspace of a convolution whose moments come first, from lagged products of x or from computing it, and which is then
-/// computed, normalised, for the result.
+/// Plan and workspace of a convolution whose moments come first, from lagged products of x or from computing it, and
+/// which is then computed, normalised, for the result.
 template <class Normalisation>
 struct conv_batch_norm_plan
 {
@@ -157,7 +157,8 @@ std::size_t conv_batch_norm_workspace_bytes(const conv_transpose_shape<Rank>& sh
   return visit_conv_transpose_plan<In, Out>(s3, opts, all, pools, bytes);
 }
 
-/// y = functors(\p Normalisation of before(conv_transpose(x, w))); arguments as for batch_norm_train() of a convolution.
+/// y = functors(\p Normalisation of before(conv_transpose(x, w))); arguments as for batch_norm_train() of a
+/// convolution.
 template <class Normalisation, int Rank, class In, class Out, class Before, class Functors>
 [[nodiscard]] status run_conv_batch_norm(const In* x,
                                          const In* w,
@@ -253,8 +254,8 @@ template <class Normalisation, int Rank, class In, class Out, class Before, clas
 
 } // namespace runtime
 
-/// Bytes of workspace that batch_norm_train() of a convolution needs for the same types, shape, chains and options; 0 for an invalid
-/// shape and where nothing is computed.
+/// Bytes of workspace that batch_norm_train() of a convolution needs for the same types, shape, chains and options; 0
+/// for an invalid shape and where nothing is computed.
 template <class In = float, class Out = In, int Rank, class... Before, class... Functors>
 std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& shape,
                                              const chain<Before...>& before,
@@ -269,7 +270,8 @@ std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& s
 ///
 /// \param x          as for conv_transpose(), as are w, y, opts, space and stream
 /// \param w          [in_channels, out_channels / groups, kernel...] of the type of x
-/// \param y          [batch, out_channels, output...], or what functors make of it; must not overlap an input or the workspace
+/// \param y          [batch, out_channels, output...], or what functors make of it; must not overlap an input or the
+///                   workspace
 /// \param shape      of the convolution; batch * output positions must be >= 2
 /// \param before     linear functors between convolution and BatchNorm: chain(bias(b)); chain<>() for nothing
 /// \param arguments  gamma, beta, running statistics (updated where not null), eps >= 0, momentum in [0, 1]
@@ -278,10 +280,11 @@ std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& s
 /// \param space      batch_norm_train_workspace_bytes<In, Out>(shape, before, functors, opts) bytes
 /// \param stream     see conv_transpose()
 ///
-/// The moments come from lagged products of x (kernel/lagged.cuh) where input channels are few, so that there are fewer of those than
-/// products of the convolution, else from a pass over the outputs in registers; both centred, so that nothing cancels. The result comes
-/// from computing the convolution with average pools folded into it as conv_transpose() does: nothing larger than the result is
-/// stored. options.engine is that of the result; gather asks for the pass over the outputs, too, which is always on CUDA cores. Errors as for conv_transpose() and
+/// The moments come from lagged products of x (kernel/lagged.cuh) where input channels are few, so that there are fewer
+/// of those than products of the convolution, else from a pass over the outputs in registers; both centred, so that
+/// nothing cancels. The result comes from computing the convolution with average pools folded into it as
+/// conv_transpose() does: nothing larger than the result is stored. options.engine is that of the result; gather asks
+/// for the pass over the outputs, too, which is always on CUDA cores. Errors as for conv_transpose() and
 /// batch_norm_train() of a tensor.
 template <int Rank, class In, class Out, class... Before, class... Functors>
 [[nodiscard]] status batch_norm_train(const In* x,

@@ -34,16 +34,17 @@ resolve_fold(const conv_transpose_shape<3>& shape, int rank, const average_pool&
 
 } // namespace runtime
 
-/// The convolution whose outputs are those of \p shape averaged by \p pool: kernel, stride, padding, output_padding and dilation change,
-/// everything else stays.
+/// The convolution whose outputs are those of \p shape averaged by \p pool: kernel, stride, padding, output_padding and
+/// dilation change, everything else stays.
 ///
 /// \param shape   of the convolution; every rule is checked
 /// \param pool    its windows; trailing partial ones are dropped
 /// \param folded  the result, for conv_transpose() with weights of fold_average_pool()
 ///
-/// Host only. Errors: invalid_argument (shape, pool), and not_supported where an axis does not fold: the step of its windows must divide
-/// its stride, their size be at least its dilation, its taps not become more, and its ends be cropped as a conv_transpose_shape
-/// can say (k3 s2 p1 with windows of 2 is, with output_padding 1 not). conv_transpose() with average_pool in its chain has no such limits.
+/// Host only. Errors: invalid_argument (shape, pool), and not_supported where an axis does not fold: the step of its
+/// windows must divide its stride, their size be at least its dilation, its taps not become more, and its ends be
+/// cropped as a conv_transpose_shape can say (k3 s2 p1 with windows of 2 is, with output_padding 1 not).
+/// conv_transpose() with average_pool in its chain has no such limits.
 template <int Rank>
 [[nodiscard]] status fold_average_pool_shape(const conv_transpose_shape<Rank>& shape,
                                              const average_pool& pool,
@@ -71,20 +72,21 @@ template <int Rank>
   return {};
 }
 
-/// folded = means of the taps of w that meet in a window: conv_transpose(x, folded) with the shape of fold_average_pool_shape() is
-/// average_pool(conv_transpose(x, w)). Bias and other linear functors before the pool stand behind it unchanged.
+/// folded = means of the taps of w that meet in a window: conv_transpose(x, folded) with the shape of
+/// fold_average_pool_shape() is average_pool(conv_transpose(x, w)). Bias and other linear functors before the pool
+/// stand behind it unchanged.
 ///
 /// \param w       [in_channels, out_channels / groups, kernel...] fp32, as for conv_transpose()
-/// \param folded  [in_channels, out_channels / groups, kernel... of the folded shape] fp32, written: summed in fp64, rounded once; must not
-///                overlap w
+/// \param folded  [in_channels, out_channels / groups, kernel... of the folded shape] fp32, written: summed in fp64,
+///                rounded once; must not overlap w
 /// \param shape   of the convolution that is pooled; every rule is checked
 /// \param pool    the windows
 /// \param opts    see options; math and layouts make no difference
 /// \param stream  see conv_transpose()
 ///
-/// conv_transpose() with average_pool in its chain does the same in each call; this is for who folds once and runs often. Sums are not
-/// offered in 16 bits, where they would be rounded. One launch, no workspace. Errors as for fold_average_pool_shape(), and those of
-/// the pointers (nothing written), cuda_error.
+/// conv_transpose() with average_pool in its chain does the same in each call; this is for who folds once and runs
+/// often. Sums are not offered in 16 bits, where they would be rounded. One launch, no workspace. Errors as for
+/// fold_average_pool_shape(), and those of the pointers (nothing written), cuda_error.
 template <int Rank>
 [[nodiscard]] status fold_average_pool(const float* w,
                                        float* folded,

@@ -11,16 +11,19 @@ TCONV_NAMESPACE_BEGIN
 namespace tuning
 {
 
-/// Block shapes of the kernels in kernel/lagged.cuh, and where they are used. Estimates: nothing here has been measured.
+/// Block shapes of the kernels in kernel/lagged.cuh, and where they are used. Estimates: nothing here has been
+/// measured.
 struct lagged_policy
 {
-  /// Threads of a block that forms products of one piece of x, whose warps share its cells, and blocks on a multiprocessor.
+  /// Threads of a block that forms products of one piece of x, whose warps share its cells, and blocks on a
+  /// multiprocessor.
   static constexpr int threads    = 512;
   static constexpr int min_blocks = 2;
-  /// Bytes of shared memory for a piece with what lags reach beyond it: two blocks a multiprocessor, and within 99 KB, all that some
-  /// devices have.
+  /// Bytes of shared memory for a piece with what lags reach beyond it: two blocks a multiprocessor, and within 99 KB,
+  /// all that some devices have.
   static constexpr int64_t piece_bytes = 96 * 1024;
-  /// Pieces below which samples are cut further while they keep least_piece positions: two waves of blocks of a large device.
+  /// Pieces below which samples are cut further while they keep least_piece positions: two waves of blocks of a large
+  /// device.
   static constexpr int64_t wanted_pieces = 512;
   static constexpr int64_t least_piece   = 1024;
   /// Inputs along an axis that a piece keeps if another axis can be cut: what lags reach beyond is staged twice.
@@ -36,10 +39,11 @@ struct lagged_policy
   static constexpr int64_t most_channels = 64;
   /// Sums of all pieces, and elements of the Gram matrix, at most: 32 and 64 MiB of workspace.
   static constexpr int64_t most_sums = int64_t{1} << 23;
-  /// A product of the convolution takes as long as so many of x: where few products make an output, the pass over the outputs spends
-  /// most of its time around them.
+  /// A product of the convolution takes as long as so many of x: where few products make an output, the pass over the
+  /// outputs spends most of its time around them.
   static constexpr double worth = 0.25;
-  /// Products of a convolution below which either way takes no time, and sums are not long enough for their errors to average out.
+  /// Products of a convolution below which either way takes no time, and sums are not long enough for their errors to
+  /// average out.
   static constexpr double least_products = 16.0 * 1024 * 1024;
 };
 

@@ -14,8 +14,8 @@ namespace tuning
 /// Block shape of kernel::pooled_correlation, and where it is used. Estimates: nothing here has been measured.
 struct pooled_correlation_policy
 {
-  /// Threads of a block, blocks on a multiprocessor where all taps read inputs (128 registers) and where not (168), and what a thread holds:
-  /// weights of a tap are read once for all its positions, and the functors' operands, too.
+  /// Threads of a block, blocks on a multiprocessor where all taps read inputs (128 registers) and where not (168), and
+  /// what a thread holds: weights of a tap are read once for all its positions, and the functors' operands, too.
   static constexpr int threads       = 128;
   static constexpr int min_blocks    = 4;
   static constexpr int border_blocks = 3;
