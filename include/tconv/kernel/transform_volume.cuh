@@ -10,16 +10,21 @@
 #include "../detail/launch.cuh"
 #include "../detail/spectral_plan.hpp"
 
+#include <cooperative_groups.h>
+
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace kernel
 {
 
-/// \p spectra (see spectral_problem::spectra) of x. A block takes one channel of one sample.
+/// \p spectra (see spectral_problem::spectra) of x, and \p x_sums [batch][in channels]: its sums over positions, fp32 within a row
+/// and fp64 beyond. A block takes one channel of one sample, a cluster of two blocks two samples, which they share from the
+/// transform along d on.
 template <class Policy, class Size, class In>
 __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
-  const __grid_constant__ spectral_problem problem, const In* x, bool quads, uint2* spectra)
+  const __grid_constant__ spectral_problem problem, const In* x, bool quads, uint4* spectra, double* x_sums)
 {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr int threads   = Policy::volume_threads;
   constexpr int half      = Size::w / 2 + 1;
   constexpr int pairs     = (Size::h + 1) / 2;
@@ -27,24 +32,29 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   using pitch             = detail::volume_pitches<Size>;
   constexpr auto scale_by = [](float4 v, float s) { return make_float4(v.x * s, v.y * s, v.z * s, v.w * s); };
   extern __shared__ float4 volume_scratch[];
-  auto* rows       = reinterpret_cast<float*>(volume_scratch);  // [in d][in h][in w], then
-  auto* lines      = reinterpret_cast<float2*>(volume_scratch); // [in d][half w][in h, then frequencies h in pairs]
-  const int thread = static_cast<int>(threadIdx.x);
-  const int depth  = problem.in[0];
-  const int height = problem.in[1];
-  const int width  = problem.in[2];
-  const int all    = depth * height;
-  const int64_t n  = blockIdx.x / problem.padded_channels();
-  const int64_t ci = blockIdx.x - n * problem.padded_channels();
+  auto* rows  = reinterpret_cast<float*>(volume_scratch);  // [in d][in h][in w], then
+  auto* lines = reinterpret_cast<float2*>(volume_scratch); // [in d][half w][in h, then frequencies h in pairs]
+  __shared__ double row_sums[threads / 32];                // of warps
+  const auto cluster       = cooperative_groups::this_cluster();
+  const int thread         = static_cast<int>(threadIdx.x);
+  const int depth          = problem.in[0];
+  const int height         = problem.in[1];
+  const int width          = problem.in[2];
+  const int all            = depth * height;
+  const auto rank          = static_cast<int>(cluster.block_rank());
+  const int64_t cluster_of = blockIdx.x / 2;
+  const int64_t n_pair     = cluster_of / problem.padded_channels();
+  const int64_t ci         = cluster_of - n_pair * problem.padded_channels();
+  const int64_t n          = 2 * n_pair + rank;
 
   // Rows end on zeros.
   for (int i = thread; i < all * (columns - width); i += threads)
   {
     rows[i / (columns - width) * pitch::row + width + i % (columns - width)] = 0.0f;
   }
-  runtime::grid_dependency_wait();
-  const bool inside  = ci < problem.in_channels;
-  const In* volume   = x + n * problem.x.sample + (inside ? ci : 0) * problem.x.channel;
+  runtime::grid_dependency_release();
+  const bool inside  = ci < problem.in_channels && n < problem.batch;
+  const In* volume   = x + (inside ? n * problem.x.sample + ci * problem.x.channel : 0);
   const int parts    = quads ? width / 4 : width;
   const int per_turn = threads / parts;
   if (thread < per_turn * parts)
@@ -89,6 +99,7 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
       }
     }
     __syncthreads();
+    double share = 0.0;
     if (thread < row_pairs)
     {
       float2 z[Size::w];
@@ -111,9 +122,30 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
         }
         a[f * pitch::line] = make_float2(z[f].x + c.x, z[f].y - c.y);
       }
+      // Frequency 0 of both rows, halved.
+      share = 2.0 * (static_cast<double>(z[0].x) + static_cast<double>(z[0].y));
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int step = 1; step < 32; step *= 2)
+    {
+      share += __shfl_xor_sync(0xffffffffu, share, step);
+    }
+    if (thread % 32 == 0)
+    {
+      row_sums[thread / 32] = share;
     }
   }
   __syncthreads();
+  if (thread == 0 && inside)
+  {
+    double sum = 0.0;
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < threads / 32; ++i)
+    {
+      sum += row_sums[i];
+    }
+    x_sums[n * problem.in_channels + ci] = sum;
+  }
 
   // Along h, in place.
   for (int i = thread; i < depth * half; i += threads)
@@ -138,36 +170,69 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
       line[p]            = make_float4(v[p].x, v[p].y, v[opposite].x, v[opposite].y);
     }
   }
-  __syncthreads();
+  cluster.sync();
 
-  // Along d. Places of pairs that do not exist have zeros.
+  // Along d, half of the lines of both samples: half of a warp has the first sample, the other one the second, and of the
+  // result each stores half of the frequencies of both. Places of pairs that do not exist have zeros.
   constexpr int places         = 2 * Policy::gram_pairs; // of a group
   constexpr int groups         = (2 * pairs + places - 1) / places;
+  constexpr int all_lines      = half * groups * places;
+  constexpr int kept           = (Size::d + 1) / 2;
   const int64_t group_step     = problem.group_spectra();
   const int64_t frequency_step = half * groups * group_step;
-  uint2* target                = spectra + problem.spectrum_place(n, ci);
-  const int swizzle            = spectral_problem::spectrum_swizzle(n);
-  for (int i = thread; i < half * groups * places; i += threads)
+  const int sample             = thread % 32 / 16;
+  const float2* from           = cluster.map_shared_rank(lines, sample);
+  const int swizzle            = spectral_problem::spectrum_swizzle(n_pair);
+  const unsigned lower = sample == 0 ? 0x5410u : 0x1054u; // halves of (own word, the other's), first sample first
+  const unsigned upper = lower | 0x2222u;
+  const bool swapped   = spectral_problem::swapped_parts(ci);
+  uint4* target        = spectra + problem.spectrum_place(n_pair, ci) + (sample == 0 ? 0 : kept) * frequency_step;
+  const int end        = rank == 0 ? all_lines / 2 : all_lines;
+  // Whole warps, as their halves exchange.
+  for (int first = end - all_lines / 2 + thread / 32 * 16; first < end; first += threads / 2)
   {
-    const int bin      = i / places; // (f_w, group)
-    const int place    = bin % groups * places + i % places;
-    const float2* line = lines + bin / groups * pitch::line + place;
+    const int i     = first + thread % 16;
+    const int bin   = i / places; // (f_w, group)
+    const int place = bin % groups * places + i % places;
+    const int f_w   = bin / groups;
+    const int line  = f_w * pitch::line + place;
     float2 v[Size::d];
     TCONV_PRAGMA_UNROLL
     for (int d = 0; d < Size::d; ++d)
     {
-      v[d] = d < depth && place < 2 * pairs ? line[d * half * pitch::line] : make_float2(0.0f, 0.0f);
+      const bool exists = d < depth && i < end && place < 2 * pairs;
+      v[d]              = exists ? from[line + d * half * pitch::line] : make_float2(0.0f, 0.0f);
     }
     block::transform(v);
-    uint2* at = target + bin * group_step + (i % places ^ swizzle);
+    uint4* at       = target + bin * group_step + (i % places ^ swizzle);
+    const int store = i < end ? (problem.own_conjugate(f_w) ? Size::d / 2 + 1 : Size::d) : 0; // frequencies
     TCONV_PRAGMA_UNROLL
-    for (int f = 0; f < Size::d; ++f)
+    for (int f = 0; f < kept; ++f)
     {
-      const block::split_complex s = block::split_complex::of(v[f]);
-      *at                          = make_uint2(s.high, s.low);
+      const block::split_complex low  = block::split_complex::of(v[f]);
+      const block::split_complex high = block::split_complex::of(v[(f + kept) % Size::d]);
+      const block::split_complex own  = sample == 0 ? low : high;
+      const block::split_complex sent = sample == 0 ? high : low;
+      const unsigned other_high       = __shfl_xor_sync(0xffffffffu, sent.high, 16);
+      const unsigned other_low        = __shfl_xor_sync(0xffffffffu, sent.low, 16);
+      if (f + (sample == 0 ? 0 : kept) < store)
+      {
+        const uint2 h = {__byte_perm(own.high, other_high, lower), __byte_perm(own.high, other_high, upper)};
+        const uint2 l = {__byte_perm(own.low, other_low, lower), __byte_perm(own.low, other_low, upper)};
+        *at           = swapped ? make_uint4(l.x, l.y, h.x, h.y) : make_uint4(h.x, h.y, l.x, l.y);
+      }
       at += frequency_step;
     }
   }
+  // Only now: the kernel before, transform_taps(), has nothing that this one needs, and waited for those before it. Those that
+  // come later rely on this one having waited.
+  runtime::grid_dependency_wait();
+  // The other block may still read this one's lines.
+  cluster.sync();
+#else
+  // The launcher takes other kernels below compute capability 9.0, which has no clusters.
+  asm volatile("trap;");
+#endif
 }
 
 } // namespace kernel

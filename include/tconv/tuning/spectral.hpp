@@ -59,6 +59,8 @@ struct spectral_policy
   static constexpr int resample_batch   = 10; ///< where weights are no constants
   /// Output channels of a block that evaluates the quadratic form.
   static constexpr int form_channels = 64;
+  /// Pairs of channel tiles that it holds at a time: two under way.
+  static constexpr int form_stages = 3;
   /// Output channels whose taps a block transforms, at most.
   static constexpr int tap_channels = 16;
 };
