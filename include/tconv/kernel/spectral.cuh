@@ -558,7 +558,8 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
 }
 
 /// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h, for the bins
-/// (f_d, f_w) that are formed; those whose opposites are formed too, or which are their own, count half. A block accumulates the
+/// (f_d, f_w) that are formed; those whose opposites are formed too, or which are their own, count half.
+/// Spectra of whole volumes are doubled. A block accumulates the
 /// frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one bin; a warp has 16 x 8 elements. S is
 /// Hermitian: of tiles on the diagonal the lower left quarter is left out. Columns t and t + 4 of each eight are neighbours in
 /// memory. Persistent.
@@ -802,7 +803,7 @@ __global__ __launch_bounds__(Policy::threads,
     }
     const int f_d     = bin / problem.half();
     const bool halved = problem.own_conjugate(bin % problem.half()) && (f_d == 0 || 2 * f_d == problem.size[0]);
-    const float scale = halved ? 0.5f : 1.0f;
+    const float scale = (halved ? 0.5f : 1.0f) * (problem.whole_volumes ? 0.25f : 1.0f);
     const auto store  = [&](int g, const float(&re)[4], const float(&im)[4]) {
       float2* target = matrices + ((g * problem.tile_pairs() + pair) * all_bins + bin) * (tile * tile) + row * tile
                      + column + lane % 4 * 2;

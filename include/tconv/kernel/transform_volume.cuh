@@ -11,13 +11,14 @@
 #include "../detail/spectral_plan.hpp"
 
 #include <cooperative_groups.h>
+#include <cuda/std/type_traits>
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace kernel
 {
 
-/// \p spectra (see spectral_problem::spectra) of x, and \p x_sums [batch][in channels]: its sums over positions, fp32 within a row
+/// \p spectra (see spectral_problem::spectra) of 2 x, and \p x_sums [batch][in channels]: its sums over positions, fp32 within a row
 /// and fp64 beyond. A block takes one channel of one sample, a cluster of two blocks two samples, which they share from the
 /// transform along d on.
 template <class Policy, class Size, class In>
@@ -25,12 +26,11 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   const __grid_constant__ spectral_problem problem, const In* x, bool quads, uint4* spectra, double* x_sums)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr int threads   = Policy::volume_threads;
-  constexpr int half      = Size::w / 2 + 1;
-  constexpr int pairs     = (Size::h + 1) / 2;
-  constexpr int columns   = (Size::w + 3) / 4 * 4;
-  using pitch             = detail::volume_pitches<Size>;
-  constexpr auto scale_by = [](float4 v, float s) { return make_float4(v.x * s, v.y * s, v.z * s, v.w * s); };
+  constexpr int threads = Policy::volume_threads;
+  constexpr int half    = Size::w / 2 + 1;
+  constexpr int pairs   = (Size::h + 1) / 2;
+  constexpr int columns = (Size::w + 3) / 4 * 4;
+  using pitch           = detail::volume_pitches<Size>;
   extern __shared__ float4 volume_scratch[];
   auto* rows  = reinterpret_cast<float*>(volume_scratch);  // [in d][in h][in w], then
   auto* lines = reinterpret_cast<float2*>(volume_scratch); // [in d][half w][in h, then frequencies h in pairs]
@@ -78,20 +78,21 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   block::copy_async_wait<0>();
   __syncthreads();
 
-  // Along w, two rows as one of complex numbers: x(f) of the first is the mean of Z(f) and conj(Z(-f)).
+  // Along w, two rows as one of complex numbers: Z(f) + conj(Z(-f)) is twice x(f) of the first, and so on. Spectra stay doubled.
   const int row_pairs = (all + 1) / 2;
   {
     float2 v[columns];
     if (thread < row_pairs)
     {
-      const bool two   = thread + row_pairs < all;
+      // An odd row is its own partner.
+      const int other  = thread + row_pairs < all ? thread + row_pairs : thread;
       const auto* one  = reinterpret_cast<const float4*>(rows + thread * pitch::row);
-      const auto* next = reinterpret_cast<const float4*>(rows + (two ? thread + row_pairs : thread) * pitch::row);
+      const auto* next = reinterpret_cast<const float4*>(rows + other * pitch::row);
       TCONV_PRAGMA_UNROLL
       for (int w = 0; w < columns; w += 4)
       {
-        const float4 a = scale_by(one[w / 4], 0.5f);
-        const float4 b = scale_by(next[w / 4], two ? 0.5f : 0.0f);
+        const float4 a = one[w / 4];
+        const float4 b = next[w / 4];
         v[w]           = make_float2(a.x, b.x);
         v[w + 1]       = make_float2(a.y, b.y);
         v[w + 2]       = make_float2(a.z, b.z);
@@ -99,6 +100,14 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
       }
     }
     __syncthreads();
+    // Lines along h end on zeros.
+    for (int i = thread; i < depth * half; i += threads)
+    {
+      for (int h = height; h < Size::h; ++h)
+      {
+        lines[i * pitch::line + h] = make_float2(0.0f, 0.0f);
+      }
+    }
     double share = 0.0;
     if (thread < row_pairs)
     {
@@ -122,8 +131,7 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
         }
         a[f * pitch::line] = make_float2(z[f].x + c.x, z[f].y - c.y);
       }
-      // Frequency 0 of both rows, halved.
-      share = 2.0 * (static_cast<double>(z[0].x) + static_cast<double>(z[0].y));
+      share = static_cast<double>(z[0].x) + (next != thread ? static_cast<double>(z[0].y) : 0.0);
     }
     TCONV_PRAGMA_UNROLL
     for (int step = 1; step < 32; step *= 2)
@@ -156,10 +164,10 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
     for (int h = 0; h < Size::h; h += 2)
     {
       const float4 two = line[h / 2];
-      v[h]             = h < height ? make_float2(two.x, two.y) : make_float2(0.0f, 0.0f);
+      v[h]             = make_float2(two.x, two.y);
       if (h + 1 < Size::h)
       {
-        v[h + 1] = h + 1 < height ? make_float2(two.z, two.w) : make_float2(0.0f, 0.0f);
+        v[h + 1] = make_float2(two.z, two.w);
       }
     }
     block::transform(v);
@@ -177,51 +185,67 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   constexpr int places         = 2 * Policy::gram_pairs; // of a group
   constexpr int groups         = (2 * pairs + places - 1) / places;
   constexpr int all_lines      = half * groups * places;
-  constexpr int kept           = (Size::d + 1) / 2;
+  constexpr int stored         = Size::d / 2;
   const int64_t group_step     = problem.group_spectra();
   const int64_t frequency_step = half * groups * group_step;
   const int sample             = thread % 32 / 16;
   const float2* from           = cluster.map_shared_rank(lines, sample);
   const int swizzle            = spectral_problem::spectrum_swizzle(n_pair);
-  const unsigned lower = sample == 0 ? 0x5410u : 0x1054u; // halves of (own word, the other's), first sample first
+  // Halves of (own word, the other's), first sample first.
+  const unsigned lower = sample == 0 ? 0x5410u : 0x1054u;
   const unsigned upper = lower | 0x2222u;
-  const bool swapped   = spectral_problem::swapped_parts(ci);
-  uint4* target        = spectra + problem.spectrum_place(n_pair, ci) + (sample == 0 ? 0 : kept) * frequency_step;
-  const int end        = rank == 0 ? all_lines / 2 : all_lines;
+  // Inputs with alternating signs have all frequencies shifted by half the size: so v[f] is to be stored by either half.
+  static_assert(Size::d % 2 == 0, "tconv: depths of tuning::volume_sizes are even");
+  const float sign = sample == 0 ? 1.0f : -1.0f;
+  uint4* target    = spectra + problem.spectrum_place(n_pair, ci) + sample * stored * frequency_step;
+  const int end    = rank == 0 ? all_lines / 2 : all_lines;
   // Whole warps, as their halves exchange.
   for (int first = end - all_lines / 2 + thread / 32 * 16; first < end; first += threads / 2)
   {
-    const int i     = first + thread % 16;
-    const int bin   = i / places; // (f_w, group)
-    const int place = bin % groups * places + i % places;
-    const int f_w   = bin / groups;
-    const int line  = f_w * pitch::line + place;
+    const int i        = first + thread % 16;
+    const int bin      = i / places; // (f_w, group)
+    const int place    = bin % groups * places + i % places;
+    const int f_w      = bin / groups;
+    const float2* at   = from + f_w * pitch::line + place;
+    const int existing = i < end && place < 2 * pairs ? depth : 0;
     float2 v[Size::d];
     TCONV_PRAGMA_UNROLL
     for (int d = 0; d < Size::d; ++d)
     {
-      const bool exists = d < depth && i < end && place < 2 * pairs;
-      v[d]              = exists ? from[line + d * half * pitch::line] : make_float2(0.0f, 0.0f);
+      v[d] = d < existing ? at[d * half * pitch::line] : make_float2(0.0f, 0.0f);
+      if (d % 2 != 0)
+      {
+        v[d] = make_float2(sign * v[d].x, sign * v[d].y);
+      }
     }
     block::transform(v);
-    uint4* at       = target + bin * group_step + (i % places ^ swizzle);
-    const int store = i < end ? (problem.own_conjugate(f_w) ? Size::d / 2 + 1 : Size::d) : 0; // frequencies
-    TCONV_PRAGMA_UNROLL
-    for (int f = 0; f < kept; ++f)
-    {
-      const block::split_complex low  = block::split_complex::of(v[f]);
-      const block::split_complex high = block::split_complex::of(v[(f + kept) % Size::d]);
-      const block::split_complex own  = sample == 0 ? low : high;
-      const block::split_complex sent = sample == 0 ? high : low;
-      const unsigned other_high       = __shfl_xor_sync(0xffffffffu, sent.high, 16);
-      const unsigned other_low        = __shfl_xor_sync(0xffffffffu, sent.low, 16);
-      if (f + (sample == 0 ? 0 : kept) < store)
+    // Of lines that are their own conjugates the second half of the warp has one frequency to store.
+    const int last   = i < end ? (sample == 1 && problem.own_conjugate(f_w) ? 1 : stored) : 0;
+    uint4* to        = target + bin * group_step + (i % places ^ swizzle);
+    const auto store = [&](auto swapped) {
+      TCONV_PRAGMA_UNROLL
+      for (int f = 0; f < stored; ++f)
       {
-        const uint2 h = {__byte_perm(own.high, other_high, lower), __byte_perm(own.high, other_high, upper)};
-        const uint2 l = {__byte_perm(own.low, other_low, lower), __byte_perm(own.low, other_low, upper)};
-        *at           = swapped ? make_uint4(l.x, l.y, h.x, h.y) : make_uint4(h.x, h.y, l.x, l.y);
+        const block::split_complex own  = block::split_complex::of(v[f]);
+        const block::split_complex sent = block::split_complex::of(v[f + stored]);
+        const unsigned high             = __shfl_xor_sync(0xffffffffu, sent.high, 16);
+        const unsigned low              = __shfl_xor_sync(0xffffffffu, sent.low, 16);
+        const uint2 h                   = {__byte_perm(own.high, high, lower), __byte_perm(own.high, high, upper)};
+        const uint2 l                   = {__byte_perm(own.low, low, lower), __byte_perm(own.low, low, upper)};
+        if (f < last)
+        {
+          *to = decltype(swapped)::value ? make_uint4(l.x, l.y, h.x, h.y) : make_uint4(h.x, h.y, l.x, l.y);
+        }
+        to += frequency_step;
       }
-      at += frequency_step;
+    };
+    if (spectral_problem::swapped_parts(ci))
+    {
+      store(cuda::std::true_type{});
+    }
+    else
+    {
+      store(cuda::std::false_type{});
     }
   }
   // Only now: the kernel before, transform_taps(), has nothing that this one needs, and waited for those before it. Those that

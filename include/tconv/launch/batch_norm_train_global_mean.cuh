@@ -155,14 +155,13 @@ template <int Rank, class In, class Out, class... Functors>
 
   const In* first_x = runtime::first_of_slice(x, shape, opts);
   double* means     = plan.means.get(space);
-  const auto mean   = [&] { return plan.collapse.launch_product(means, shape.out_channels, chain<>{}, space, stream); };
   if (!plan.sums_on_the_way)
   {
     if (status s = plan.collapse.launch_sums(first_x, w, space, opts.programmatic_launch, stream); !s.ok())
     {
       return s;
     }
-    if (status s = mean(); !s.ok())
+    if (status s = plan.collapse.launch_product(means, shape.out_channels, chain<>{}, space, stream); !s.ok())
     {
       return s;
     }
@@ -198,19 +197,18 @@ template <int Rank, class In, class Out, class... Functors>
     {
       return s;
     }
-    if (plan.sums_on_the_way)
-    {
-      if (status s = mean(); !s.ok())
-      {
-        return s;
-      }
-    }
-    return finish(kernel::sample_squares{plan.squares.squares.get(space),
+    const kernel::sample_squares squares{plan.squares.squares.get(space),
                                          problem.grid_frequencies(),
                                          means,
                                          shape.batch,
                                          shape.out_channels,
-                                         static_cast<double>(shape.output_positions())});
+                                         static_cast<double>(shape.output_positions())};
+    if (plan.sums_on_the_way)
+    {
+      return finish(kernel::collapsed_squares{
+        squares, means, plan.collapse.x_sums.get(space), plan.collapse.w_sums.get(space), shape.in_channels});
+    }
+    return finish(squares);
   }
   moments<float>* partials = plan.partials.get(space);
   if (status s = runtime::launch_gather(plan.gather,
