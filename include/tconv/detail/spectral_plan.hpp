@@ -203,7 +203,8 @@ constexpr int64_t tap_bytes(const spectral_problem& p)
   const int64_t taps  = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.kernel[2];
   const int64_t lines = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.half_grid();
   const int64_t rows  = static_cast<int64_t>(p.kernel[0]) * p.grid[1] * p.half_grid();
-  return p.tap_channels * (4 * taps + 8 * lines + 8 * rows) + int64_t{8} * (p.grid[0] + p.grid[1] + p.grid[2]);
+  return 4 * taps * (p.tap_channels | 1) + 8 * p.tap_channels * (lines + rows)
+       + int64_t{8} * (p.grid[0] + p.grid[1] + p.grid[2]);
 }
 
 /// Shared memory of kernel::transform_depth, accumulate_matrices and resample_matrices.
@@ -290,7 +291,9 @@ plan_spectral(const conv_transpose_shape<3>& shape, layout input_layout, bool cl
   constexpr int64_t most = 0x7fffffff;
   plan.possible          = plan.possible && p.plane_spectra() / p.padded_channels() * p.channel_tiles() <= most
                && p.batch * p.in[0] * p.padded_channels() <= most && p.spectra() <= most
-               && p.tile_pairs() * p.size[0] * p.half() * p.grid_chunks() <= most;
+               && p.tile_pairs() * p.size[0] * p.half() * p.grid_chunks() <= most
+               && p.grid_frequencies() * ceil_div(p.out_channels, policy::form_channels) <= most
+               && p.tap_spectra() <= most;
 
   const auto count   = [](int64_t v) { return static_cast<double>(v); };
   const double rows  = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;

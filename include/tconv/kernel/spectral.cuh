@@ -168,6 +168,33 @@ TCONV_DEVICE void transform_few_taps(Load load, Store store, bool upper)
   }
 }
 
+/// The same of real values, for the frequencies up to sign.
+template <int Count, class Load, class Store>
+TCONV_DEVICE void transform_few_real_taps(Load load, Store store)
+{
+  constexpr int size = 2 * Count - 1;
+  float values[Count];
+  TCONV_PRAGMA_UNROLL
+  for (int t = 0; t < Count; ++t)
+  {
+    values[t] = load(t);
+  }
+  TCONV_PRAGMA_UNROLL
+  for (int f = 0; f <= size / 2; ++f)
+  {
+    float cosines = values[0];
+    float sines   = 0.0f;
+    TCONV_PRAGMA_UNROLL
+    for (int t = 1; t < Count; ++t)
+    {
+      const float2 z = constant_root(f * t % size, size);
+      cosines        = fmaf(values[t], z.x, cosines);
+      sines          = fmaf(values[t], z.y, sines);
+    }
+    store(f, make_float2(cosines, -sines));
+  }
+}
+
 /// The tile (i, j), i <= j, of tile pair \p pair: pairs count along rows.
 struct tile_pair
 {
@@ -207,19 +234,17 @@ struct grid_frequency
   int h;
   int w;
 
-  TCONV_DEVICE static grid_frequency of(const spectral_problem& problem, int64_t number)
+  TCONV_DEVICE static grid_frequency of(const spectral_problem& problem, int number)
   {
     // Those with w > 0; then those of the plane w = 0 up to sign: d = 0 with half of h, half of d > 0 with all h.
-    const int half      = problem.half_grid() - 1;
-    const int64_t above = static_cast<int64_t>(problem.grid[0]) * problem.grid[1] * half;
+    const int half  = problem.half_grid() - 1;
+    const int above = problem.grid[0] * problem.grid[1] * half;
     if (number < above)
     {
-      const int64_t row = number / half;
-      return {static_cast<int>(row / problem.grid[1]),
-              static_cast<int>(row % problem.grid[1]),
-              static_cast<int>(number % half) + 1};
+      const int row = number / half;
+      return {row / problem.grid[1], row % problem.grid[1], number % half + 1};
     }
-    const int rest = static_cast<int>(number - above) - (problem.grid[1] + 1) / 2;
+    const int rest = number - above - (problem.grid[1] + 1) / 2;
     return rest < 0 ? grid_frequency{0, rest + (problem.grid[1] + 1) / 2, 0}
                     : grid_frequency{1 + rest / problem.grid[1], rest % problem.grid[1], 0};
   }
@@ -985,16 +1010,16 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
 
 /// \p spectra [grid d][grid h][half grid w][in channels][out channels, see tap_pitch]: the taps of each pair of channels, transformed on
 /// the small grid, a block per input channel and tap_channels output channels. \p w_sums [in channels][out channels]: their sums, in
-/// fp64; nothing where null.
+/// fp64; nothing where null. Does not wait for its predecessor, of which it needs nothing, before it ends.
 template <class Policy, class In>
-__global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_constant__ spectral_problem problem,
-                                                                  const In* w,
-                                                                  float2* spectra,
-                                                                  double* w_sums)
+__global__ __launch_bounds__(Policy::threads, Policy::tap_blocks) void transform_taps(
+  const __grid_constant__ spectral_problem problem, const In* w, float2* spectra, double* w_sums)
 {
   extern __shared__ float2 tap_scratch[];
   __shared__ double shares[Policy::threads];
   const int channels = problem.tap_channels;
+  const int bits     = 31 - __clz(channels);
+  const int pitch    = channels | 1; // lanes that store neighbouring taps meet different banks
   const int half     = problem.half_grid();
   const int kd       = problem.kernel[0];
   const int kh       = problem.kernel[1];
@@ -1006,7 +1031,7 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
   roots[2]         = roots[1] + problem.grid[1];
   float2* lines    = roots[2] + problem.grid[2];        // [tap d][tap h][half w][channel]
   float2* rows     = lines + kd * kh * half * channels; // [tap d][grid h][half w][channel]
-  auto* values     = reinterpret_cast<float*>(rows + kd * problem.grid[1] * half * channels); // [tap][channel]
+  auto* values     = reinterpret_cast<float*>(rows + kd * problem.grid[1] * half * channels); // [tap][channel], padded
   const int thread = static_cast<int>(threadIdx.x);
   for (int a = 0; a < 3; ++a)
   {
@@ -1015,7 +1040,6 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       roots[a][i] = block::unit_root(i, problem.grid[a]);
     }
   }
-  runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
 
   const auto transform = [](auto load, auto store, int count, bool upper, const float2* root) {
@@ -1026,38 +1050,53 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       default: return block::transform_taps(load, store, count, upper, root);
     }
   };
+  const int step_c    = Policy::threads / taps;
+  const int step_t    = Policy::threads % taps;
   const int64_t tiles = ceil_div(problem.out_channels, channels);
   for (int64_t item = blockIdx.x; item < problem.in_channels * tiles; item += gridDim.x)
   {
     const int64_t ci    = item / tiles;
     const int64_t first = item % tiles * channels;
     __syncthreads();
+    const In* rows_of_w = w + (ci * problem.out_channels + first) * taps;
+    const int real      = static_cast<int>(problem.out_channels - first < channels ? problem.out_channels - first
+                                                                                   : channels);
+    int c               = thread / taps;
+    int t               = thread % taps;
     for (int i = thread; i < channels * taps; i += Policy::threads)
     {
-      const int c                     = i / taps;
-      values[i % taps * channels + c] = first + c < problem.out_channels
-                                        ? to_float(w[(ci * problem.out_channels + first) * taps + i])
-                                        : 0.0f;
+      values[t * pitch + c] = c < real ? to_float(rows_of_w[i]) : 0.0f;
+      c += step_c;
+      t += step_t;
+      if (t >= taps)
+      {
+        t -= taps;
+        ++c;
+      }
     }
     __syncthreads();
     if (w_sums != nullptr)
     {
       double share = 0.0;
-      for (int i = thread; i < channels * taps; i += Policy::threads) // channels divides the threads
+      for (int tap = thread >> bits; tap < taps; tap += Policy::threads >> bits)
       {
-        share += static_cast<double>(values[i]);
+        share += static_cast<double>(values[tap * pitch + thread % channels]);
       }
       shares[thread] = share;
     }
     for (int i = thread; i < kd * kh * channels; i += Policy::threads)
     {
-      const int c    = i % channels;
-      const int line = i / channels;
-      transform([&](int t) { return make_float2(values[(line * kw + t) * channels + c], 0.0f); },
-                [&](int f, float2 v) { lines[(line * half + f) * channels + c] = v; },
-                kw,
-                false,
-                roots[2]);
+      const int c       = i & (channels - 1);
+      const float* from = values + (i >> bits) * kw * pitch + c;
+      float2* to        = lines + (i >> bits) * half * channels + c;
+      const auto load   = [&](int t) { return from[t * pitch]; };
+      const auto store  = [&](int f, float2 v) { to[f << bits] = v; };
+      switch (kw)
+      {
+        case 3: block::transform_few_real_taps<3>(load, store); break;
+        case 5: block::transform_few_real_taps<5>(load, store); break;
+        default: block::transform_taps([&](int t) { return make_float2(load(t), 0.0f); }, store, kw, false, roots[2]);
+      }
     }
     __syncthreads();
     if (w_sums != nullptr && thread < channels && first + thread < problem.out_channels)
@@ -1084,12 +1123,12 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
     const int plane = problem.grid[1] * line_width;
     for (int i = thread; i < plane; i += Policy::threads)
     {
-      const int c     = i % channels;
-      const int place = i / channels;
+      const int c     = i & (channels - 1);
+      const int place = i >> bits;
       if (first + c < problem.tap_pitch())
       {
         float2* target     = spectra + (place * problem.in_channels + ci) * problem.tap_pitch() + first + c;
-        const int64_t step = static_cast<int64_t>(plane / channels) * problem.in_channels * problem.tap_pitch();
+        const int64_t step = static_cast<int64_t>(plane >> bits) * problem.in_channels * problem.tap_pitch();
         transform([&](int t) { return rows[t * plane + i]; },
                   [&](int f, float2 v) { target[f * step] = v; },
                   kd,
@@ -1098,6 +1137,8 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       }
     }
   }
+  // Kernels to come rely on this one having waited.
+  runtime::grid_dependency_wait();
 }
 
 /// \p squares [out channels][grid frequencies]: the quadratic form of each output channel at each frequency of the small grid, weighted, so
@@ -1122,95 +1163,128 @@ __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid
   runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
 
-  const int thread          = static_cast<int>(threadIdx.x);
-  const int lane            = thread % 32;
-  const int column          = thread / 32 * 8;
-  const int64_t out_tiles   = ceil_div(problem.out_channels, width);
-  const int64_t frequencies = problem.grid_frequencies();
-  const int64_t items       = frequencies * out_tiles;
-  const int64_t tiles       = problem.channel_tiles();
+  const int thread       = static_cast<int>(threadIdx.x);
+  const int lane         = thread % 32;
+  const int column       = thread / 32 * 8;
+  const auto out_tiles   = static_cast<int>(ceil_div(problem.out_channels, width));
+  const auto frequencies = static_cast<int>(problem.grid_frequencies());
+  const auto tiles       = static_cast<int>(problem.channel_tiles());
+  const int items        = frequencies * out_tiles; // the plan sees to it that they are counted in 32 bits
+  const auto tap_pitch   = static_cast<int>(problem.tap_pitch());
+  const auto in_channels = static_cast<int>(problem.in_channels);
   // Each item takes tile pairs (i, j) in the order of i, and of falling j: tile i comes last, as its taps are needed again.
   struct step_type
   {
-    int64_t item;
-    int64_t i;
-    int64_t j;
+    int item;
+    int i;
+    int j;
+    const float2* here; // the pair of tiles (i, i)
+    const float2* opposite;
+    const float2* taps; // of tile 0
+    int first;          // output channel
   };
-  const auto advance = [tiles](step_type& step) {
+  const auto find_item = [&](step_type& step) {
+    const block::grid_frequency f = block::grid_frequency::of(problem, step.item / out_tiles);
+    const auto matrices           = [&](int d, int h, int w) {
+      return resampled
+           + ((static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w) * problem.tile_pairs()
+               * problem.tile_elements();
+    };
+    step.i        = 0;
+    step.j        = tiles - 1;
+    step.here     = matrices(f.d, f.h, f.w);
+    step.opposite = matrices(
+      f.d == 0 ? 0 : problem.grid[0] - f.d, f.h == 0 ? 0 : problem.grid[1] - f.h, f.w == 0 ? 0 : problem.grid[2] - f.w);
+    step.first = step.item % out_tiles * width;
+    step.taps  = tap_spectra
+              + ((static_cast<int64_t>(f.d) * problem.grid[1] + f.h) * problem.half_grid() + f.w) * in_channels
+                  * tap_pitch
+              + step.first;
+  };
+  const auto advance = [&](step_type& step) {
     if (step.j > step.i)
     {
       --step.j;
       return;
     }
-    ++step.i;
+    const auto row = (tiles - step.i) * spectral_problem::tile_elements();
+    step.here += row;
+    step.opposite += row;
     step.j = tiles - 1;
-    if (step.i == tiles)
+    if (++step.i == tiles)
     {
-      step.i = 0;
-      step.item += gridDim.x;
+      step.item += static_cast<int>(gridDim.x);
+      if (step.item < items)
+      {
+        find_item(step);
+      }
     }
   };
-  const auto stage = [&](const step_type& step, int number) {
+  const auto stage = [&](const step_type& step, stage_type& target) {
     if (step.item < items)
     {
-      const int64_t first           = step.item % out_tiles * width;
-      const block::grid_frequency f = block::grid_frequency::of(problem, step.item / out_tiles);
-      const int64_t pair            = block::tile_pair{step.i, step.j}.number(tiles);
-      stage_type& target            = staged[number % stages];
-      const auto copy_matrix        = [&](int d, int h, int w, float2(&to)[tile][stage_type::matrix_pitch]) {
-        const int64_t place = (static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w;
-        const float2* from  = resampled + (place * problem.tile_pairs() + pair) * problem.tile_elements();
+      // Each thread has two neighbours of some rows.
+      constexpr int matrix_rows = 2 * threads / tile; // at a time
+      constexpr int taps_rows   = 2 * threads / width;
+      const int matrix_row      = 2 * thread / tile;
+      const int matrix_column   = 2 * thread % tile;
+      const int taps_row        = 2 * thread / width;
+      const int taps_column     = 2 * thread % width;
+      const bool skipped        = step.i == step.j && matrix_column < tile / 2;
+      const auto copy_matrix    = [&](const float2* from, float2* to) {
+        from += (step.j - step.i) * spectral_problem::tile_elements() + 2 * thread;
         TCONV_PRAGMA_UNROLL
-        for (int e = 2 * thread; e < tile * tile; e += 2 * threads)
+        for (int row = 0; row < tile; row += matrix_rows)
         {
-          if (step.i == step.j && e / tile >= tile / 2 && e % tile < tile / 2)
+          if (row < tile / 2 || !skipped)
           {
-            continue;
+            block::copy_async_16(reinterpret_cast<float*>(to + row * stage_type::matrix_pitch),
+                                 reinterpret_cast<const float*>(from + row * tile));
           }
-          block::copy_async_16(
-            reinterpret_cast<float*>(&to[e / tile][e % tile]), reinterpret_cast<const float*>(from + e));
         }
       };
-      copy_matrix(f.d, f.h, f.w, target.here);
-      copy_matrix((problem.grid[0] - f.d) % problem.grid[0],
-                  (problem.grid[1] - f.h) % problem.grid[1],
-                  (problem.grid[2] - f.w) % problem.grid[2],
-                  target.opposite);
-      const int64_t place = (static_cast<int64_t>(f.d) * problem.grid[1] + f.h) * problem.half_grid() + f.w;
-      const float2* taps  = tap_spectra + (place * problem.in_channels + step.j * tile) * problem.tap_pitch() + first;
+      static_assert(matrix_rows == tile / 2, "tconv: a thread copies one row of each half of a tile");
+      copy_matrix(step.here, &target.here[matrix_row][matrix_column]);
+      copy_matrix(step.opposite, &target.opposite[matrix_row][matrix_column]);
+      const bool column_exists = taps_column < tap_pitch - step.first;
+      const int rows           = column_exists ? in_channels - step.j * tile - taps_row : 0;
+      const float2* taps       = step.taps + static_cast<int64_t>(step.j * tile + taps_row) * tap_pitch + taps_column;
+      float2* to               = &target.taps[taps_row][taps_column];
       TCONV_PRAGMA_UNROLL
-      for (int e = 2 * thread; e < tile * width; e += 2 * threads)
+      for (int row = 0; row < tile; row += taps_rows)
       {
-        const int row     = e / width;
-        const int co      = e % width;
-        const bool inside = step.j * tile + row < problem.in_channels && first + co < problem.tap_pitch();
-        block::copy_async_16_or_zero(
-          reinterpret_cast<float*>(&target.taps[row][co]),
-          reinterpret_cast<const float*>(inside ? taps + row * problem.tap_pitch() + co : tap_spectra),
-          inside);
+        block::copy_async_16_or_zero(reinterpret_cast<float*>(to + row * stage_type::taps_pitch),
+                                     reinterpret_cast<const float*>(row < rows ? taps + row * tap_pitch : tap_spectra),
+                                     row < rows);
       }
     }
     block::copy_async_commit();
   };
 
-  step_type next{blockIdx.x, 0, tiles - 1};
-  int number = 0; // of the step that is staged next
-  for (; number < stages - 1; ++number)
+  step_type next{static_cast<int>(blockIdx.x), 0, 0, nullptr, nullptr, nullptr, 0};
+  find_item(next);
+  int item = next.item; // of this step, and its tiles
+  int i    = 0;
+  int j    = tiles - 1;
+  for (int s = 0; s < stages - 1; ++s)
   {
-    stage(next, number);
+    stage(next, staged[s]);
     advance(next);
   }
+  int staged_next         = stages - 1;
+  int read_next           = 0;
   float products[2][2][4] = {}; // re, im; 16 rows each
   float total[2]          = {};
-  for (step_type now{blockIdx.x, 0, tiles - 1}; now.item < items; advance(now))
+  while (item < items)
   {
     block::copy_async_wait<stages - 2>();
     __syncthreads();
-    stage(next, number);
+    stage(next, staged[staged_next]);
     advance(next);
-    const stage_type& values = staged[(number - (stages - 1)) % stages];
-    ++number;
-    const bool diagonal = now.i == now.j;
+    staged_next              = staged_next + 1 == stages ? 0 : staged_next + 1;
+    const stage_type& values = staged[read_next];
+    read_next                = read_next + 1 == stages ? 0 : read_next + 1;
+    const bool diagonal      = i == j;
     TCONV_PRAGMA_UNROLL
     for (int k_half = 0; k_half < 2; ++k_half)
     {
@@ -1283,9 +1357,9 @@ __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid
         products[0][e / 4][e % 4] = 0.0f;
         products[1][e / 4][e % 4] = 0.0f;
       }
-      if (now.i == tiles - 1)
+      if (i == tiles - 1)
       {
-        const int64_t f = now.item / out_tiles;
+        const int number = item / out_tiles;
         TCONV_PRAGMA_UNROLL
         for (int c = 0; c < 2; ++c)
         {
@@ -1296,17 +1370,28 @@ __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid
           {
             sum += __shfl_xor_sync(0xffffffffu, sum, step);
           }
-          const int64_t channel = now.item % out_tiles * width + column + lane % 4 * 2 + c;
+          const int64_t channel = item % out_tiles * width + column + lane % 4 * 2 + c;
           if (lane < 4 && channel < problem.out_channels)
           {
             // All but frequency 0 stand for their conjugates too.
-            const block::grid_frequency at     = block::grid_frequency::of(problem, f);
-            squares[channel * frequencies + f] = sum * (at.d == 0 && at.h == 0 && at.w == 0 ? 1.0 : 2.0)
-                                               / static_cast<double>(problem.grid_positions());
+            const block::grid_frequency at          = block::grid_frequency::of(problem, number);
+            squares[channel * frequencies + number] = sum * (at.d == 0 && at.h == 0 && at.w == 0 ? 1.0 : 2.0)
+                                                    / static_cast<double>(problem.grid_positions());
           }
           total[c] = 0.0f;
         }
       }
+    }
+    if (j > i)
+    {
+      --j;
+      continue;
+    }
+    j = tiles - 1;
+    if (++i == tiles)
+    {
+      i = 0;
+      item += static_cast<int>(gridDim.x);
     }
   }
 }

@@ -52,6 +52,7 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   {
     rows[i / (columns - width) * pitch::row + width + i % (columns - width)] = 0.0f;
   }
+  runtime::grid_dependency_wait();
   runtime::grid_dependency_release();
   const bool inside  = ci < problem.in_channels && n < problem.batch;
   const In* volume   = x + (inside ? n * problem.x.sample + ci * problem.x.channel : 0);
@@ -248,9 +249,6 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
       store(cuda::std::false_type{});
     }
   }
-  // Only now: the kernel before, transform_taps(), has nothing that this one needs, and waited for those before it. Those that
-  // come later rely on this one having waited.
-  runtime::grid_dependency_wait();
   // The other block may still read this one's lines.
   cluster.sync();
 #else

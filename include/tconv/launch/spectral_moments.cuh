@@ -79,16 +79,8 @@ struct spectral_workspace
     const bool quads = !problem.x.channels_last() && problem.in[2] % 4 == 0
                     && aligned_groups(x, gcd(problem.x.channel, problem.x.sample), 4);
     const bool sums = takes_sums(problem);
-    // First, and transform_volume() does not wait for it.
-    status s = start("tconv::kernel::transform_taps",
-                     kernel::transform_taps<policy, In>,
-                     problem.in_channels * ceil_div(problem.out_channels, problem.tap_channels),
-                     policy::threads,
-                     detail::tap_bytes(problem),
-                     w,
-                     taps.get(space),
-                     sums ? w_sums : nullptr);
-    if (s.ok() && problem.whole_volumes)
+    status s;
+    if (problem.whole_volumes)
     {
       detail::with_volume_size(tuning::volume_sizes{}, problem, [&](auto size) {
         using volume_size = decltype(size);
@@ -105,7 +97,7 @@ struct spectral_workspace
         cluster           = 1;
       });
     }
-    if (s.ok() && !problem.whole_volumes)
+    else
     {
       s = start(
         "tconv::kernel::transform_planes",
@@ -159,6 +151,18 @@ struct spectral_workspace
       {
         resample(kernel::resample_matrices<policy, tuning::volume_size<0, 0, 0>>);
       }
+    }
+    if (s.ok())
+    {
+      // Last, so that their spectra are still in the cache.
+      s = start("tconv::kernel::transform_taps",
+                kernel::transform_taps<policy, In>,
+                problem.in_channels * ceil_div(problem.out_channels, problem.tap_channels),
+                policy::threads,
+                detail::tap_bytes(problem),
+                w,
+                taps.get(space),
+                takes_sums(problem) ? w_sums : nullptr);
     }
     if (s.ok())
     {

@@ -63,6 +63,8 @@ struct spectral_policy
   static constexpr int form_stages = 3;
   /// Output channels whose taps a block transforms, at most.
   static constexpr int tap_channels = 16;
+  /// Blocks of them on a multiprocessor, as registers go.
+  static constexpr int tap_blocks = 5;
 };
 
 /// Multiply-adds and bytes of a millisecond of the spectral kernels, and what their launches and latencies cost.
