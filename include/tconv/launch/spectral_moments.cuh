@@ -18,13 +18,29 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace runtime
 {
 
-/// Whether the current device runs clusters of blocks.
+/// Whether kernels can have clusters of blocks: the build is for exactly the current device (code for an older one may be what runs
+/// on it otherwise), of compute capability 9.0 or newer.
 inline bool clusters_available()
 {
+#if defined(__CUDA_ARCH_LIST__)
   int device = 0;
   int major  = 0;
-  return cudaGetDevice(&device) == cudaSuccess
-      && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+  int minor  = 0;
+  if (cudaGetDevice(&device) != cudaSuccess
+      || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess
+      || cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
+  {
+    return false;
+  }
+  for (const int built : {__CUDA_ARCH_LIST__})
+  {
+    if (major >= 9 && built == 100 * major + 10 * minor)
+    {
+      return true;
+    }
+  }
+#endif
+  return false;
 }
 
 /// The spectral kernels' share of a workspace. Intermediates that do not live at the same time share their memory.
@@ -72,13 +88,12 @@ struct spectral_workspace
                     problem,
                     arguments...);
     };
-    uint4* spectra_of_x  = reinterpret_cast<uint4*>(spectra.get(space));
+    auto* spectra_of_x   = reinterpret_cast<uint4*>(spectra.get(space));
     float2* row_matrices = planes.get(space);
     float2* resampled    = spectra.get(space);
     // Rows of x in vectors of 4 elements, each copied at once.
     const bool quads = !problem.x.channels_last() && problem.in[2] % 4 == 0
                     && aligned_groups(x, gcd(problem.x.channel, problem.x.sample), 4);
-    const bool sums = takes_sums(problem);
     status s;
     if (problem.whole_volumes)
     {
