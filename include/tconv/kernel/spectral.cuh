@@ -582,12 +582,12 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   }
 }
 
-/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h, for the bins
-/// (f_d, f_w) that are formed; those whose opposites are formed too, or which are their own, count half.
-/// Spectra of whole volumes are doubled. A block accumulates the
-/// frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one bin; a warp has 16 x 8 elements. S is
-/// Hermitian: of tiles on the diagonal the lower left quarter is left out. Columns t and t + 4 of each eight are neighbours in
-/// memory. Persistent.
+/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h, for the bins (f_d, f_w) that are
+/// formed. Those that are their own opposites count half; spectra of whole volumes are doubled. S is Hermitian: of tiles on the
+/// diagonal the lower left quarter is left out. Columns t and t + 4 of each eight are neighbours in memory.
+///
+/// A block accumulates the frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one bin; a warp has 16 x 8
+/// elements. Persistent.
 ///
 /// Frequencies f and -f along h come together: with K(g, -f) = K(-g, f) the sum of their matrices counts for S'(g) +
 /// S'(-g), their difference for S'(g) - S'(-g), and each needs half of the products.
@@ -691,12 +691,12 @@ __global__ __launch_bounds__(Policy::threads,
     }
   };
   // Tile pairs change places from round to round, so that multiprocessors get as many of the lighter ones on the diagonal.
-  const int rotation = static_cast<int>(gridDim.x) / (2 * pairs_of) > 0 ? static_cast<int>(gridDim.x) / (2 * pairs_of)
-                                                                        : 1;
+  const int resident_bins = static_cast<int>(gridDim.x) / (2 * pairs_of);
+  const int rotation      = resident_bins > 0 ? resident_bins : 1;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
   {
     const int number          = item / pairs_of % bins;
-    const int pair            = (item + number / rotation) % pairs_of;
+    const int pair            = (item % pairs_of + number / rotation) % pairs_of;
     const int bin             = problem.bin(number);
     const int chunk           = item / pairs_of / bins;
     const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
