@@ -913,7 +913,7 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
       {
         const auto& p = train.spectrum.problem;
         pieces.push_back({train.squares.planes.offset, 8 * std::max(p.plane_spectra(), p.row_matrices())});
-        pieces.push_back({train.squares.spectra.offset, 8 * std::max(p.spectra(), p.matrices())});
+        pieces.push_back({train.squares.spectra.offset, 8 * std::max(2 * p.spectra(), p.matrices())});
         pieces.push_back({train.squares.taps.offset, 8 * p.tap_spectra()});
         pieces.push_back({train.squares.squares.offset, 8 * p.out_channels * p.grid_frequencies()});
       }

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <limits>
+#include <numeric>
 
 namespace
 {
@@ -395,6 +396,7 @@ std::vector<shape3> uncropped_shapes()
                   {5, 5, 5}), // a size with a kernel of its own, also with more than a tile of channels or
     make_shape<3>({2, 33, 5, 1}, {16, 32, 32}, {5, 5, 5}), // a step of samples, and with other extents of x
     make_shape<3>({17, 3, 2, 1}, {16, 32, 32}, {5, 5, 5}),
+    make_shape<3>({3, 66, 2, 1}, {16, 32, 32}, {5, 5, 5}),
     make_shape<3>({1, 2, 3, 1}, {18, 31, 34}, {3, 6, 3}),
   };
   for (std::uint32_t i = 0; i < 40; ++i)
@@ -424,6 +426,58 @@ TEST_F(batch_norm_gpu, train_by_spectrum)
     // Spectra have 16 bits: 2^-16 in a product, of which small shapes have few. Larger ones are next.
     check_train(s, x, w, 0x1p-16, launch_modes[seed % 3], seed % 4, tconv::engine::spectral);
     check_train(s, x, w, 1e-5, launch_modes[seed % 3], seed % 4, tconv::engine::gather);
+  }
+}
+
+// Where the spectral kernels sum x and w themselves, means are those of the numbers, not of spectra of 16 bits: integers have exact
+// ones, far from 0 too, with and without a second sample.
+TEST_F(batch_norm_gpu, means_of_whole_volumes_are_exact)
+{
+  for (const std::int64_t batch : {1, 4})
+  {
+    const shape3 s = make_shape<3>({batch, 3, 5, 1}, {16, 32, 32}, {5, 5, 5});
+    tconv::options opts;
+    opts.engine = tconv::engine::spectral;
+    ASSERT_TRUE(tconv::runtime::batch_norm_train_plan(s, opts).sums_on_the_way);
+    std::vector<float> x(static_cast<std::size_t>(s.input_elements())),
+      w(static_cast<std::size_t>(s.weight_elements()));
+    for (std::size_t i = 0; i < x.size(); ++i)
+    {
+      x[i] = static_cast<float>(4000 + i * 7919 % 4093);
+    }
+    for (std::size_t i = 0; i < w.size(); ++i)
+    {
+      w[i] = static_cast<float>(static_cast<int>(i * 31 % 17) - 5);
+    }
+    const auto sum = [](const std::vector<float>& v, std::int64_t first, std::int64_t count) {
+      return std::accumulate(v.begin() + first, v.begin() + first + count, 0.0);
+    };
+    device_buffer<float> dx(x), dw(w), dy(s.batch * s.out_channels);
+    layer bn(3, s.out_channels);
+    auto arguments     = bn.device();
+    arguments.momentum = 1.0f;
+    workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, chain<>{}, opts));
+    ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+      return tconv::batch_norm_train_global_mean(
+        dx.data(), dw.data(), dy.data(), s, chain<>{}, arguments, opts, space.get(), stream);
+    }));
+    const auto mean          = bn.d_mean.download();
+    const std::int64_t taps  = 125;
+    const std::int64_t input = s.input_positions();
+    for (std::int64_t c = 0; c < s.out_channels; ++c)
+    {
+      double exact = 0.0;
+      for (std::int64_t n = 0; n < s.batch; ++n)
+      {
+        for (std::int64_t i = 0; i < s.in_channels; ++i)
+        {
+          exact += sum(x, (n * s.in_channels + i) * input, input) * sum(w, (i * s.out_channels + c) * taps, taps);
+        }
+      }
+      EXPECT_FLOAT_EQ(mean[static_cast<std::size_t>(c)],
+                      static_cast<float>(exact / static_cast<double>(s.batch * s.output_positions())))
+        << "batch " << batch << ", channel " << c;
+    }
   }
 }
 
@@ -590,16 +644,16 @@ TEST_F(batch_norm_gpu, untracked_statistics_and_batch_zero)
   EXPECT_EQ(bn.d_var.download(), bn.var);
 }
 
-void expect_the_same_bits(tconv::engine engine)
+void expect_the_same_bits(const shape3& s, int launches, tconv::engine engine)
 {
-  const shape3 s = make_shape<3>({4, 8, 24, 1}, {4, 7, 9}, {3, 3, 3});
-  layer bn(3, 24);
+  layer bn(3, s.out_channels);
   tconv::options opts;
   opts.engine = engine;
-  device_buffer<float> dx(random_values(1, s.input_elements())), dw(random_values(2, s.weight_elements())), dy(96);
+  device_buffer<float> dx(random_values(1, s.input_elements())), dw(random_values(2, s.weight_elements()));
+  device_buffer<float> dy(s.batch * s.out_channels);
   workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, chain<>{}, opts));
   std::vector<float> first;
-  for (int i = 0; i < 1000; ++i)
+  for (int i = 0; i < launches; ++i)
   {
     bn.d_mean.upload(bn.mean);
     bn.d_var.upload(bn.var);
@@ -617,12 +671,14 @@ void expect_the_same_bits(tconv::engine engine)
 
 TEST_F(batch_norm_gpu, a_thousand_launches_give_the_same_bits)
 {
-  expect_the_same_bits(tconv::engine::gather);
+  expect_the_same_bits(make_shape<3>({4, 8, 24, 1}, {4, 7, 9}, {3, 3, 3}), 1000, tconv::engine::gather);
 }
 
 TEST_F(batch_norm_gpu, a_thousand_launches_by_spectrum_give_the_same_bits)
 {
-  expect_the_same_bits(tconv::engine::spectral);
+  expect_the_same_bits(make_shape<3>({4, 8, 24, 1}, {4, 7, 9}, {3, 3, 3}), 1000, tconv::engine::spectral);
+  // Blocks of clusters read each other's shared memory.
+  expect_the_same_bits(make_shape<3>({6, 40, 24, 1}, {16, 32, 32}, {5, 5, 5}), 200, tconv::engine::spectral);
 }
 
 // Half types, channels last, and slices.

@@ -67,27 +67,50 @@ struct spectral_problem
   {
     return whole_volumes ? 0 : static_cast<int64_t>(size[1]) * half() * batch * in[0] * padded_channels();
   }
-  /// Of the spectrum of x: [size d][half w][group][channel tile][batch][channel][pair of the group][h, -h], see
-  /// block/split_complex.cuh.
+  /// Samples, two by two; the second of the last pair is zero where they are odd in number.
+  TCONV_HOST_DEVICE constexpr int64_t sample_pairs() const { return (batch + 1) / 2; }
+  /// Of the spectrum of x, in pairs of samples: [size d][half w][group][channel tile][sample pair][channel][pair of the
+  /// group][h, -h], see block/split_complex.cuh.
   TCONV_HOST_DEVICE constexpr int64_t group_spectra() const
   {
-    return batch * padded_channels() * 2 * tuning::spectral_policy::gram_pairs;
+    return sample_pairs() * padded_channels() * 2 * tuning::spectral_policy::gram_pairs;
   }
   TCONV_HOST_DEVICE constexpr int64_t spectra() const
   {
     return static_cast<int64_t>(size[0]) * half() * row_groups() * group_spectra();
   }
-  /// Place of one channel of one sample in those of a group.
-  TCONV_HOST_DEVICE constexpr int64_t spectrum_place(int64_t n, int64_t channel) const
+  /// Place of one channel of one pair of samples in those of a group.
+  TCONV_HOST_DEVICE constexpr int64_t spectrum_place(int64_t sample_pair, int64_t channel) const
   {
     constexpr int tile = tuning::spectral_policy::tile;
-    return ((channel / tile * batch + n) * tile + channel % tile) * 2 * tuning::spectral_policy::gram_pairs;
+    return ((channel / tile * sample_pairs() + sample_pair) * tile + channel % tile) * 2
+         * tuning::spectral_policy::gram_pairs;
   }
   /// The four frequencies of a group are permuted by xor with this, so that threads that read the same one of four
-  /// neighbouring samples and channels meet different banks.
-  TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t n)
+  /// neighbouring pairs of samples meet different banks.
+  TCONV_HOST_DEVICE static constexpr int spectrum_swizzle(int64_t sample_pair)
   {
-    return static_cast<int>(n % 2 == 0 ? n / 2 % 2 : 2 + n / 2 % 2);
+    return static_cast<int>(sample_pair % 4);
+  }
+  /// Likewise high and low parts change places in every other pair of channels.
+  TCONV_HOST_DEVICE static constexpr bool swapped_parts(int64_t channel) { return channel / 2 % 2 != 0; }
+  /// Whether f_w is its own opposite, so that of frequencies (d, w) those of d > size / 2 are conjugates of others.
+  TCONV_HOST_DEVICE constexpr bool own_conjugate(int f_w) const { return f_w == 0 || 2 * f_w == size[2]; }
+  /// Frequencies (d, w) up to sign, which are formed.
+  TCONV_HOST_DEVICE constexpr int bins() const
+  {
+    return size[0] * half() - (size[0] - 1 - size[0] / 2) * (size[2] % 2 == 0 ? 2 : 1);
+  }
+  /// f_d * half() + f_w of the one that is \p number-th.
+  TCONV_HOST_DEVICE constexpr int bin(int number) const
+  {
+    const int whole = (size[0] / 2 + 1) * half();
+    if (number < whole)
+    {
+      return number;
+    }
+    const int inner = half() - (size[2] % 2 == 0 ? 2 : 1);
+    return whole + (number - whole) / inner * half() + (number - whole) % inner + 1;
   }
   TCONV_HOST_DEVICE constexpr int64_t row_matrices() const
   {
@@ -104,7 +127,9 @@ struct spectral_problem
   /// Frequencies of the small grid up to sign.
   TCONV_HOST_DEVICE constexpr int64_t grid_frequencies() const { return (grid_positions() + 1) / 2; }
   TCONV_HOST_DEVICE constexpr int64_t matrices() const { return grid_positions() * tile_pairs() * tile_elements(); }
-  TCONV_HOST_DEVICE constexpr int64_t tap_spectra() const { return half_grid_positions() * in_channels * out_channels; }
+  /// Output channels of a row of the taps' spectra: whole vectors of two.
+  TCONV_HOST_DEVICE constexpr int64_t tap_pitch() const { return (out_channels + 1) / 2 * 2; }
+  TCONV_HOST_DEVICE constexpr int64_t tap_spectra() const { return half_grid_positions() * in_channels * tap_pitch(); }
 };
 
 namespace detail
@@ -178,7 +203,8 @@ constexpr int64_t tap_bytes(const spectral_problem& p)
   const int64_t taps  = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.kernel[2];
   const int64_t lines = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.half_grid();
   const int64_t rows  = static_cast<int64_t>(p.kernel[0]) * p.grid[1] * p.half_grid();
-  return p.tap_channels * (4 * taps + 8 * lines + 8 * rows) + int64_t{8} * (p.grid[0] + p.grid[1] + p.grid[2]);
+  return 4 * taps * (p.tap_channels | 1) + 8 * p.tap_channels * (lines + rows)
+       + int64_t{8} * (p.grid[0] + p.grid[1] + p.grid[2]);
 }
 
 /// Shared memory of kernel::transform_depth, accumulate_matrices and resample_matrices.
@@ -220,8 +246,10 @@ struct spectral_plan
   bool pays() const { return possible && milliseconds() < direct_macs / tuning::moments_macs_per_ms; }
 };
 
-/// Second moments of \p shape, everything else of which has been checked.
-[[nodiscard]] inline spectral_plan plan_spectral(const conv_transpose_shape<3>& shape, layout input_layout)
+/// Second moments of \p shape, everything else of which has been checked. \p clusters: the device has clusters of blocks, which
+/// whole volumes need.
+[[nodiscard]] inline spectral_plan
+plan_spectral(const conv_transpose_shape<3>& shape, layout input_layout, bool clusters = true)
 {
   using policy = tuning::spectral_policy;
   spectral_plan plan;
@@ -245,7 +273,7 @@ struct spectral_plan
   p.batch       = shape.batch;
   p.in_channels = shape.in_channels;
   p.out_channels   = shape.out_channels;
-  p.whole_volumes  = with_volume_size(tuning::volume_sizes{}, p, [](auto) {});
+  p.whole_volumes  = clusters && with_volume_size(tuning::volume_sizes{}, p, [](auto) {});
   p.plane_channels = policy::plane_channels;
   while (p.plane_channels > 1 && plane_layout::of(p).bytes(p) > policy::shared_bytes)
   {
@@ -262,13 +290,15 @@ struct spectral_plan
   // Kernels number lines and matrices with 32 bits.
   constexpr int64_t most = 0x7fffffff;
   plan.possible          = plan.possible && p.plane_spectra() / p.padded_channels() * p.channel_tiles() <= most
-               && p.batch * p.in[0] * p.padded_channels() <= most && p.spectra() / 2 <= most
-               && p.tile_pairs() * p.size[0] * p.half() * p.grid_chunks() <= most;
+               && p.batch * p.in[0] * p.padded_channels() <= most && p.spectra() <= most
+               && p.tile_pairs() * p.size[0] * p.half() * p.grid_chunks() <= most
+               && p.grid_frequencies() * ceil_div(p.out_channels, policy::form_channels) <= most
+               && p.tap_spectra() <= most;
 
   const auto count   = [](int64_t v) { return static_cast<double>(v); };
   const double rows  = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.in[2] * p.half() * 2;
   const double cols  = count(p.batch) * count(p.padded_channels()) * p.in[0] * p.in[1] * p.half() * p.size[1] * 2;
-  const double depth = count(p.spectra()) * p.in[0] * 2;
+  const double depth = count(2 * p.spectra()) * p.in[0] * 2;
   // On tensor cores; the rate counts products of numbers, not of their parts.
   const double samples = count(ceil_div(p.batch, int64_t{policy::samples}) * policy::samples);
   const double gram    = count(p.size[0]) * p.half() * p.size[1]
@@ -281,7 +311,7 @@ struct spectral_plan
   plan.direct_macs  = count(p.batch) * count(shape.input_positions()) * count(shape.weight_elements());
   plan.macs         = rows + cols + depth + gram + resample + form + taps;
   plan.bytes        = 8
-             * (2 * count(p.plane_spectra()) + 3 * count(p.spectra()) + 2 * count(p.row_matrices())
+             * (2 * count(p.plane_spectra()) + 6 * count(p.spectra()) + 2 * count(p.row_matrices())
                 + 2 * count(p.matrices()) + 2 * count(p.tap_spectra()));
   return plan;
 }

@@ -76,6 +76,8 @@ struct partial_moments
   }
   /// The same for squares beyond those of the moments: none.
   TCONV_DEVICE double squares_of(int64_t, int, int) const { return 0.0; }
+  /// The means of channel \p c exist before the kernel.
+  TCONV_DEVICE void find_means(int64_t) const {}
 };
 
 /// Statistics of batch_norm_means(): sums of squares around the samples' means, in \p per_channel pieces, and those
@@ -107,12 +109,43 @@ struct sample_squares
     }
     return sum;
   }
+  TCONV_DEVICE void find_means(int64_t) const {}
+};
+
+/// The same where the samples' means are yet to be found, from sums over positions and over taps of convolutions whose taps all
+/// land. \p found: the means, \p x_sums [batch][in_channels], \p w_sums [in_channels][channels].
+struct collapsed_squares : sample_squares
+{
+  double* found;
+  const double* x_sums;
+  const double* w_sums;
+  int64_t in_channels;
+
+  /// Called by the block of channel \p c: a warp takes a sample at a time.
+  TCONV_DEVICE void find_means(int64_t c) const
+  {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int64_t n = threadIdx.x / 32; n < batch; n += blockDim.x / 32)
+    {
+      double share = 0.0;
+      for (int64_t i = lane; i < in_channels; i += 32)
+      {
+        share = fma(x_sums[n * in_channels + i], w_sums[i * channels + c], share);
+      }
+      share = block::sum_lanes(share);
+      if (lane == 0)
+      {
+        found[n * channels + c] = share / positions;
+      }
+    }
+    __syncthreads();
+  }
 };
 
 /// Train-mode BatchNorm of globally averaged outputs, one channel per block.
 ///
-/// \p statistics: of the convolution's outputs; \p means [batch][channels]: exact means per sample. With a = slope of
-/// \p before, and everything centred before it is scaled,
+/// \p statistics: of the convolution's outputs; \p means [batch][channels]: exact means per sample, which statistics may
+/// have to find first. With a = slope of \p before, and everything centred before it is scaled,
 ///     y[n, c] = gamma * a * (mean[n, c] - mean[c]) / sqrt(a^2 var[c] + eps) + beta.
 template <int Threads, class Statistics, class Chain, class Out>
 __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constant__ Statistics statistics,
@@ -135,7 +168,8 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constan
 
   for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
   {
-    const int thread           = static_cast<int>(threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.x);
+    statistics.find_means(c);
     const moments<double> mine = statistics.moments_of(c, thread, Threads);
     double sum                 = 0;
     for (int64_t n = thread; n < batch; n += Threads)

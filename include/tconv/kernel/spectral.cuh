@@ -168,6 +168,33 @@ TCONV_DEVICE void transform_few_taps(Load load, Store store, bool upper)
   }
 }
 
+/// The same of real values, for the frequencies up to sign.
+template <int Count, class Load, class Store>
+TCONV_DEVICE void transform_few_real_taps(Load load, Store store)
+{
+  constexpr int size = 2 * Count - 1;
+  float values[Count];
+  TCONV_PRAGMA_UNROLL
+  for (int t = 0; t < Count; ++t)
+  {
+    values[t] = load(t);
+  }
+  TCONV_PRAGMA_UNROLL
+  for (int f = 0; f <= size / 2; ++f)
+  {
+    float cosines = values[0];
+    float sines   = 0.0f;
+    TCONV_PRAGMA_UNROLL
+    for (int t = 1; t < Count; ++t)
+    {
+      const float2 z = constant_root(f * t % size, size);
+      cosines        = fmaf(values[t], z.x, cosines);
+      sines          = fmaf(values[t], z.y, sines);
+    }
+    store(f, make_float2(cosines, -sines));
+  }
+}
+
 /// The tile (i, j), i <= j, of tile pair \p pair: pairs count along rows.
 struct tile_pair
 {
@@ -188,6 +215,18 @@ struct tile_pair
   TCONV_DEVICE int64_t number(int64_t tiles) const { return i * tiles - i * (i - 1) / 2 + (j - i); }
 };
 
+/// What a block of kernel::evaluate_form holds of a pair of channel tiles: S' at a frequency and at its opposite, and taps.
+/// Fragments are 16 bytes of two rows, or 8 bytes of four: pitches keep their banks apart.
+template <class Policy>
+struct form_stage
+{
+  static constexpr int matrix_pitch = Policy::tile + 8;
+  static constexpr int taps_pitch   = Policy::form_channels + 4;
+  float2 here[Policy::tile][matrix_pitch]; // [i][j]
+  float2 opposite[Policy::tile][matrix_pitch];
+  float2 taps[Policy::tile][taps_pitch]; // [j][co]
+};
+
 /// Frequencies of the small grid up to sign, numbered.
 struct grid_frequency
 {
@@ -195,19 +234,17 @@ struct grid_frequency
   int h;
   int w;
 
-  TCONV_DEVICE static grid_frequency of(const spectral_problem& problem, int64_t number)
+  TCONV_DEVICE static grid_frequency of(const spectral_problem& problem, int number)
   {
     // Those with w > 0; then those of the plane w = 0 up to sign: d = 0 with half of h, half of d > 0 with all h.
-    const int half      = problem.half_grid() - 1;
-    const int64_t above = static_cast<int64_t>(problem.grid[0]) * problem.grid[1] * half;
+    const int half  = problem.half_grid() - 1;
+    const int above = problem.grid[0] * problem.grid[1] * half;
     if (number < above)
     {
-      const int64_t row = number / half;
-      return {static_cast<int>(row / problem.grid[1]),
-              static_cast<int>(row % problem.grid[1]),
-              static_cast<int>(number % half) + 1};
+      const int row = number / half;
+      return {row / problem.grid[1], row % problem.grid[1], number % half + 1};
     }
-    const int rest = static_cast<int>(number - above) - (problem.grid[1] + 1) / 2;
+    const int rest = number - above - (problem.grid[1] + 1) / 2;
     return rest < 0 ? grid_frequency{0, rest + (problem.grid[1] + 1) / 2, 0}
                     : grid_frequency{1 + rest / problem.grid[1], rest % problem.grid[1], 0};
   }
@@ -442,14 +479,15 @@ __global__ __launch_bounds__(Policy::plane_threads, 2) void transform_planes(
 }
 
 /// \p spectra (see spectral_problem::spectra) from \p planes (see transform_planes): the transform along d. A warp
-/// takes 32 channels of two lines, those of frequencies h and -h. Persistent.
+/// takes 32 channels of one line of two samples. Persistent.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_constant__ spectral_problem problem,
                                                                    const float2* planes,
-                                                                   uint2* spectra)
+                                                                   uint4* spectra)
 {
-  constexpr int held  = 4;
-  constexpr int warps = Policy::threads / 32;
+  constexpr int held   = 4;
+  constexpr int warps  = Policy::threads / 32;
+  constexpr int places = 2 * Policy::gram_pairs; // of a group
   extern __shared__ float2 depth_scratch[];
   const int pairs = problem.pairs(0);
   const int depth = problem.in[0];
@@ -465,28 +503,31 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
 
   const int tiles            = static_cast<int>(problem.channel_tiles());
   const int batch            = static_cast<int>(problem.batch);
+  const auto sample_pairs    = static_cast<int>(problem.sample_pairs());
   const int half             = problem.half();
   const int64_t padded       = problem.padded_channels();
   const int64_t line_step    = depth * padded;
-  const int64_t frequency_fd = half * problem.row_groups() * problem.group_spectra() / 2; // in pairs
-  const int pairs_h          = problem.row_groups() * Policy::gram_pairs;
-  const int items            = pairs_h * half * batch * tiles;
+  const int64_t frequency_fd = half * problem.row_groups() * problem.group_spectra();
+  const int all_places       = problem.row_groups() * places;
+  const int items            = all_places * half * sample_pairs * tiles;
   for (int item = static_cast<int>(blockIdx.x) * warps + warp; item < items;
        item += static_cast<int>(gridDim.x) * warps)
   {
-    const int c    = item % tiles * 32 + lane;
-    const int n    = item / tiles % batch;
-    const int fw   = item / tiles / batch % half;
-    const int pair = item / tiles / batch / half;
-    // A pair that does not exist counts for nothing; it is some other one.
-    const int existing   = pair < problem.row_pairs() ? pair : 0;
-    const int opposite   = problem.opposite_row(existing);
-    const float2* at     = planes + ((static_cast<int64_t>(existing) * half + fw) * batch + n) * line_step + c;
-    const float2* across = planes + ((static_cast<int64_t>(opposite) * half + fw) * batch + n) * line_step + c;
-    const int swizzle    = spectral_problem::spectrum_swizzle(n);
-    const int64_t group  = static_cast<int64_t>(fw) * problem.row_groups() + pair / Policy::gram_pairs;
-    auto* target = reinterpret_cast<uint4*>(spectra + group * problem.group_spectra() + problem.spectrum_place(n, c))
-                 + (pair % Policy::gram_pairs ^ swizzle / 2);
+    const int c      = item % tiles * 32 + lane;
+    const int n_pair = item / tiles % sample_pairs;
+    const int fw     = item / tiles / sample_pairs % half;
+    const int place  = item / tiles / sample_pairs / half;
+    const int pair   = place / 2;
+    // A pair that does not exist counts for nothing; it is some other one. So is a sample, but with zeros.
+    const int existing    = pair < problem.row_pairs() ? pair : 0;
+    const int fh          = place % 2 == 0 ? existing : problem.opposite_row(existing);
+    const int n           = 2 * n_pair;
+    const bool two        = n + 1 < batch;
+    const float2* at      = planes + ((static_cast<int64_t>(fh) * half + fw) * batch + n) * line_step + c;
+    const float2* next_at = at + (two ? line_step : 0);
+    const int64_t group   = static_cast<int64_t>(fw) * problem.row_groups() + place / places;
+    uint4* target         = spectra + group * problem.group_spectra() + problem.spectrum_place(n_pair, c)
+                  + (place % places ^ spectral_problem::spectrum_swizzle(n_pair));
     for (int f = 0; f < pairs; f += held)
     {
       float2 cosines[held][2] = {};
@@ -500,7 +541,7 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
       TCONV_PRAGMA_UNROLL_4
       for (int d = 0; d < depth; ++d)
       {
-        const float2 values[2] = {at[d * padded], across[d * padded]};
+        const float2 values[2] = {at[d * padded], next_at[d * padded]};
         TCONV_PRAGMA_UNROLL
         for (int q = 0; q < held; ++q)
         {
@@ -515,10 +556,11 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
           }
         }
       }
-      const auto store = [&](int fd, float2 v, float2 w) {
-        const block::split_complex a = block::split_complex::of(swizzle % 2 == 0 ? v : w);
-        const block::split_complex b = block::split_complex::of(swizzle % 2 == 0 ? w : v);
-        target[fd * frequency_fd]    = make_uint4(a.high, a.low, b.high, b.low);
+      const auto store = [&](int fd, float2 first, float2 second) {
+        target[fd * frequency_fd] = block::join_samples(
+          block::split_complex::of(first),
+          two ? block::split_complex::of(second) : block::split_complex{0u, 0u},
+          spectral_problem::swapped_parts(c));
       };
       TCONV_PRAGMA_UNROLL
       for (int q = 0; q < held; ++q)
@@ -528,7 +570,7 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
           store(f + q,
                 block::forward_frequency(cosines[q][0], sines[q][0]),
                 block::forward_frequency(cosines[q][1], sines[q][1]));
-          if (f + q != 0 && 2 * (f + q) != problem.size[0])
+          if (f + q != 0 && 2 * (f + q) != problem.size[0] && !problem.own_conjugate(fw))
           {
             store(problem.size[0] - (f + q),
                   block::backward_frequency(cosines[q][0], sines[q][0]),
@@ -540,9 +582,12 @@ __global__ __launch_bounds__(Policy::threads) void transform_depth(const __grid_
   }
 }
 
-/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h. A block
-/// accumulates the frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one (f_d, f_w); a warp
-/// has 16 x 8 elements. Persistent.
+/// \p matrices [grid h][tile pair][size d][half w][tile][tile]: S(f) without bin 0, resampled along h, for the bins (f_d, f_w) that are
+/// formed. Those that are their own opposites count half; spectra of whole volumes are doubled. S is Hermitian: of tiles on the
+/// diagonal the lower left quarter is left out. Columns t and t + 4 of each eight are neighbours in memory.
+///
+/// A block accumulates the frequencies -+grid_pairs of a chunk of the small grid for one tile pair and one bin; a warp has 16 x 8
+/// elements. Persistent.
 ///
 /// Frequencies f and -f along h come together: with K(g, -f) = K(-g, f) the sum of their matrices counts for S'(g) +
 /// S'(-g), their difference for S'(g) - S'(-g), and each needs half of the products.
@@ -559,11 +604,12 @@ __global__ __launch_bounds__(Policy::threads,
   constexpr int depth   = Policy::gram_pairs;
   static_assert(tile == 32 && samples == 16 && depth == 2 && Policy::threads == 256,
                 "tconv: 2 x 4 warps have 16 x 8 elements each");
-  constexpr int places      = 2 * depth;               // of a channel's frequencies in a group
-  constexpr int stage_tile  = samples * tile * places; // [sample][channel][place]
+  constexpr int places      = 2 * depth;                 // of a channel's frequencies in a group
+  constexpr int sample_step = tile * places;             // between pairs of samples
+  constexpr int stage_tile  = samples / 2 * sample_step; // [pair of samples][channel][place]
   constexpr int stage_pitch = 2 * stage_tile;
   extern __shared__ uint4 gram_scratch[];
-  auto* const values = reinterpret_cast<uint2*>(gram_scratch);
+  uint4* const values = gram_scratch;
   // [pair of frequencies]: weights of sums for grid frequencies 0, 1, ..., then of differences for 1, 2, ...; of pair
   // 0, whose two frequencies are their own opposites: of the first for 0, 1, ..., then of the second.
   constexpr int row_pitch = Policy::gram_weights;
@@ -588,71 +634,90 @@ __global__ __launch_bounds__(Policy::threads,
     weights[i]        = none ? 0.0f : 0.5f * (of(f_one) + (f > 0 && odd ? -1.0f : 1.0f) * of(f_other));
   }
   runtime::grid_dependency_wait();
+  runtime::grid_dependency_release();
 
-  const int warp      = thread / 32;
-  const int lane      = thread % 32;
-  const int row       = warp % 2 * 16 + lane / 4;
-  const int column    = warp / 2 * 8;
-  const int bins      = problem.size[0] * problem.half();
-  const int batch     = static_cast<int>(problem.batch);
-  const int steps     = groups * ((batch + samples - 1) / samples);
-  const auto pairs_of = static_cast<int>(problem.tile_pairs());
-  const int items     = pairs_of * bins * chunks; // the plan sees to it that they are counted in 32 bits
-  // This thread's fragments are samples lane % 4 + 4 i of channels row, row + 8 and column + lane / 4.
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  // Blocks of both halves of the grid share a multiprocessor; their warps that have nothing to do on the diagonal do not
+  // share a scheduler.
+  const bool swap         = 2 * blockIdx.x >= gridDim.x;
+  const int row           = (swap ? 1 - warp % 2 : warp % 2) * 16 + lane / 4;
+  const int column        = warp / 2 * 8;
+  const int bins          = problem.bins();
+  const int all_bins      = problem.size[0] * problem.half();
+  const auto sample_pairs = static_cast<int>(problem.sample_pairs());
+  const int steps         = groups * ((sample_pairs + samples / 2 - 1) / (samples / 2));
+  const auto pairs_of     = static_cast<int>(problem.tile_pairs());
+  const int items         = pairs_of * bins * chunks; // the plan sees to it that they are counted in 32 bits
+  // This thread's fragments are pairs of samples lane % 4 and lane % 4 + 4 of channels row and row + 8, and of one component of
+  // channels column + lane / 8 and column + 4 + lane / 8.
   const int swizzle = spectral_problem::spectrum_swizzle(lane % 4);
-  const int first   = (lane % 4 * tile + row) * places;
-  // Re and im of conj(a) b for 16 x 8 channels. Rows 0 to 7 of an instruction are high parts of channels, the others
-  // low ones.
-  const auto multiply = [](const uint2* a, int to_b, float(&sums)[2][4]) {
-    constexpr int sample = tile * places;
-    float parts[2][2][4] = {}; // [re, im][8 channels]
+  const int first_a = (lane % 4 * sample_step + row * places) * 2 + (spectral_problem::swapped_parts(lane / 4) ? 1 : 0);
+  const int first_b = (lane % 4 * sample_step + (column + lane / 8) * places) * 4
+                    + (spectral_problem::swapped_parts(lane / 8) ? 2 : 0) + lane / 4 % 2;
+  const int low_a = spectral_problem::swapped_parts(lane / 4) ? -1 : 1; // from the high part
+  const int low_b = spectral_problem::swapped_parts(lane / 8) ? -2 : 2;
+  // conj(a) b, re and im, of channels row, column + lane % 4; row, column + lane % 4 + 4; then of row + 8.
+  const auto multiply = [low_a, low_b](const uint2* a, const unsigned* b, float(&sums)[2][4]) {
+    block::component_columns of_b[2];
     TCONV_PRAGMA_UNROLL
-    for (int k = 0; k < samples; k += 8)
+    for (int r = 0; r < 2; ++r)
     {
-      const uint2 b      = a[to_b + k * sample];
-      const uint2 b_next = a[to_b + (k + 4) * sample];
       TCONV_PRAGMA_UNROLL
-      for (int q = 0; q < 2; ++q)
+      for (int k = 0; k < 2; ++k)
       {
-        const uint2 a_one        = a[8 * q * places + k * sample];
-        const uint2 a_next       = a[8 * q * places + (k + 4) * sample];
-        const unsigned factor[4] = {a_one.x, a_one.y, a_next.x, a_next.y};
-        block::multiply_add(parts[0][q], factor, b.y, b_next.y);
-        block::multiply_add(parts[1][q], factor, block::quarter_turn(b.y), block::quarter_turn(b_next.y));
-        block::multiply_add(parts[0][q], factor, b.x, b_next.x);
-        block::multiply_add(parts[1][q], factor, block::quarter_turn(b.x), block::quarter_turn(b_next.x));
+        of_b[r].high[k] = b[(r * places + k * sample_step) * 16];
+        of_b[r].low[k]  = b[(r * places + k * sample_step) * 16 + low_b];
       }
     }
     TCONV_PRAGMA_UNROLL
-    for (int e = 0; e < 8; ++e)
+    for (int q = 0; q < 2; ++q)
     {
-      const float* part  = parts[e / 4][e % 4 / 2];
-      sums[e / 4][e % 4] = part[e % 2] + part[e % 2 + 2];
+      block::component_rows of_a;
+      TCONV_PRAGMA_UNROLL
+      for (int k = 0; k < 2; ++k)
+      {
+        of_a.high[k] = a[(2 * q * places + k * sample_step) * 8];
+        of_a.low[k]  = a[(2 * q * places + k * sample_step) * 8 + low_a];
+      }
+      TCONV_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r)
+      {
+        float parts[4] = {};
+        block::multiply_components(parts, of_a, of_b[r]);
+        sums[0][2 * q + r] = parts[0] + parts[3];
+        sums[1][2 * q + r] = parts[1] - parts[2];
+      }
     }
   };
+  // Tile pairs change places from round to round, so that multiprocessors get as many of the lighter ones on the diagonal.
+  const int resident_bins = static_cast<int>(gridDim.x) / (2 * pairs_of);
+  const int rotation      = resident_bins > 0 ? resident_bins : 1;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
   {
-    const int pair            = item % pairs_of;
-    const int bin             = item / pairs_of % bins;
+    const int number          = item / pairs_of % bins;
+    const int pair            = (item % pairs_of + number / rotation) % pairs_of;
+    const int bin             = problem.bin(number);
     const int chunk           = item / pairs_of / bins;
     const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
     const bool two_tiles      = at.i != at.j;
+    const bool idle           = !two_tiles && row >= 16 && column < 16;
     // Copies are of 16 bytes, counted in 32 bits: the plan sees to it.
-    constexpr int parts    = stage_tile / 2;
-    const auto tile_parts  = static_cast<int>(batch * tile * places / 2);
-    const auto group_parts = static_cast<int>(problem.group_spectra() / 2);
+    constexpr int parts    = stage_tile;
+    const auto tile_parts  = static_cast<int>(problem.sample_pairs()) * sample_step;
+    const auto group_parts = static_cast<int>(problem.group_spectra());
     const int across       = static_cast<int>(at.j - at.i) * tile_parts;
     int next               = bin * groups * group_parts + static_cast<int>(at.i) * tile_parts + thread;
     int copied             = 0; // steps
-    int copied_n           = 0; // the first sample of the step that is copied next
+    int copied_n           = 0; // the first pair of samples of the step that is copied next
     const auto stage       = [&] {
       if (copied < steps)
       {
         uint4* target   = gram_scratch + copied % stages * (2 * parts) + thread;
-        const int limit = (batch - copied_n) * tile * places / 2 - thread;
+        const int limit = (sample_pairs - copied_n) * sample_step - thread;
         const auto copy = [&](int to, const uint4* from) {
           // Bounds cost more than the copies.
-          if (batch - copied_n >= samples)
+          if (sample_pairs - copied_n >= samples / 2)
           {
             TCONV_PRAGMA_UNROLL
             for (int i = 0; i < parts; i += Policy::threads)
@@ -676,17 +741,17 @@ __global__ __launch_bounds__(Policy::threads,
           copy(parts, spectra + next + across);
         }
         ++copied;
-        copied_n += samples;
+        copied_n += samples / 2;
         next += parts;
-        if (copied_n >= batch)
+        if (copied_n >= sample_pairs)
         {
-          next += group_parts - copied_n * (tile * places / 2);
+          next += group_parts - copied_n * sample_step;
           copied_n = 0;
         }
       }
       block::copy_async_commit();
     };
-    const int to_b = (two_tiles ? stage_tile : 0) + (column - row + lane / 4) * places; // from the fragments of a
+    const int to_b              = two_tiles ? stage_tile : 0;
     float even[pairs + 1][2][4] = {}; // S'(g) + S'(-g) for the chunk's g, and 0; re and im
     float odd[pairs][2][4]      = {}; // S'(g) - S'(-g), likewise halved
     const float* of_pair        = weights + chunk * groups * depth * row_pitch;
@@ -703,14 +768,16 @@ __global__ __launch_bounds__(Policy::threads,
       __syncthreads();
       stage();
 #pragma unroll 1
-      for (int p = 0; p < depth; ++p)
+      for (int p = 0; p < depth && !idle; ++p)
       {
         // Matrices of both frequencies, re and im.
         float here[2][4];
         float opposite[2][4];
-        const uint2* fragments = values + step % stages * stage_pitch + first;
-        multiply(fragments + (2 * p ^ swizzle), to_b, here);
-        multiply(fragments + ((2 * p + 1) ^ swizzle), to_b, opposite);
+        const uint4* stage_at = values + step % stages * stage_pitch;
+        const auto* of_a      = reinterpret_cast<const uint2*>(stage_at) + first_a;
+        const auto* of_b      = reinterpret_cast<const unsigned*>(stage_at + to_b) + first_b;
+        multiply(of_a + 2 * (2 * p ^ swizzle), of_b + 4 * (2 * p ^ swizzle), here);
+        multiply(of_a + 2 * ((2 * p + 1) ^ swizzle), of_b + 4 * ((2 * p + 1) ^ swizzle), opposite);
         const float* weight = of_pair + p * row_pitch;
         if (p == 0 && group == 0)
         {
@@ -747,19 +814,27 @@ __global__ __launch_bounds__(Policy::threads,
           }
         }
       }
-      first_n += samples;
-      if (first_n >= batch)
+      first_n += samples / 2;
+      if (first_n >= sample_pairs)
       {
         first_n = 0;
         ++group;
         of_pair += depth * row_pitch;
       }
     }
-    const auto store = [&](int g, const float(&re)[4], const float(&im)[4]) {
-      float2* target = matrices + ((g * problem.tile_pairs() + pair) * bins + bin) * (tile * tile) + row * tile + column
-                     + lane % 4 * 2;
-      *reinterpret_cast<float4*>(target)            = make_float4(re[0], im[0], re[1], im[1]);
-      *reinterpret_cast<float4*>(target + 8 * tile) = make_float4(re[2], im[2], re[3], im[3]);
+    if (idle)
+    {
+      continue;
+    }
+    const int f_d     = bin / problem.half();
+    const bool halved = problem.own_conjugate(bin % problem.half()) && (f_d == 0 || 2 * f_d == problem.size[0]);
+    const float scale = (halved ? 0.5f : 1.0f) * (problem.whole_volumes ? 0.25f : 1.0f);
+    const auto store  = [&](int g, const float(&re)[4], const float(&im)[4]) {
+      float2* target = matrices + ((g * problem.tile_pairs() + pair) * all_bins + bin) * (tile * tile) + row * tile
+                     + column + lane % 4 * 2;
+      *reinterpret_cast<float4*>(target) = make_float4(scale * re[0], scale * im[0], scale * re[1], scale * im[1]);
+      *reinterpret_cast<float4*>(target + 8 * tile) = make_float4(
+        scale * re[2], scale * im[2], scale * re[3], scale * im[3]);
     };
     if (chunk == 0)
     {
@@ -786,9 +861,8 @@ __global__ __launch_bounds__(Policy::threads,
   }
 }
 
-/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile] from \p matrices: resampled along d and w. Frequencies
-/// along w count for their conjugates, half where they are their own. A thread takes one number of the matrices, and
-/// grid_chunk^2 frequencies.
+/// \p resampled [grid d][grid h][grid w][tile pair][tile][tile, as in matrices] from \p matrices (see accumulate_matrices): resampled
+/// along d and w. A thread takes one number of the matrices, and grid_chunk^2 frequencies.
 ///
 /// \p Size: one of tuning::volume_sizes, where weights along d are constants (grid_chunk grid frequencies), or of
 /// zeros.
@@ -820,12 +894,13 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
                     : 0.0f;
     }
   };
-  set_table(of_w, 2, chunks_w, half, [&](int f) { return f == 0 || 2 * f == problem.size[2] ? 0.5f : 1.0f; });
+  set_table(of_w, 2, chunks_w, half, [](int) { return 1.0f; });
   if constexpr (!known)
   {
     set_table(of_d, 0, chunks_d, batches * batch, [&](int f) { return f < size ? 1.0f : 0.0f; });
   }
   runtime::grid_dependency_wait();
+  runtime::grid_dependency_release();
   __syncthreads();
 
   constexpr int64_t numbers = 2 * spectral_problem::tile_elements();
@@ -834,7 +909,14 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
   const int64_t pair        = blockIdx.x / pieces % problem.tile_pairs();
   const int64_t gh          = blockIdx.x / pieces / problem.tile_pairs();
   const int64_t step_d      = half * numbers;
-  const float* from         = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + thread;
+  // Of tiles on the diagonal the lower left quarter is left out.
+  const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
+  const auto element        = static_cast<int>(piece * threads + thread) / 2;
+  if (at.i == at.j && element / Policy::tile >= Policy::tile / 2 && element % Policy::tile < Policy::tile / 2)
+  {
+    return;
+  }
+  const float* from = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + thread;
   for (int chunk_w = 0; chunk_w < chunks_w; ++chunk_w)
   {
     for (int chunk_d = 0; chunk_d < chunks_d; ++chunk_d)
@@ -846,10 +928,12 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
       int next_d      = 0;
       const auto load = [&] {
         const float* at = from + next_w * numbers + next_d * step_d;
+        const bool own  = problem.own_conjugate(next_w);
         TCONV_PRAGMA_UNROLL
         for (int i = 0; i < batch; ++i)
         {
-          values[i] = known || next_d + i < size ? *at : 0.0f;
+          const bool formed = known ? 2 * i <= Size::d || !own : next_d + i < (own ? size / 2 + 1 : size);
+          values[i]         = formed ? *at : 0.0f;
           at += step_d;
         }
         next_d += batch;
@@ -924,15 +1008,18 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
   }
 }
 
-/// \p spectra [grid d][grid h][half grid w][in channels][out channels]: the taps of each pair of channels, transformed on the small
-/// grid, a block per input channel and tap_channels output channels.
+/// \p spectra [grid d][grid h][half grid w][in channels][out channels, see tap_pitch]: the taps of each pair of channels, transformed on
+/// the small grid, a block per input channel and tap_channels output channels. \p w_sums [in channels][out channels]: their sums, in
+/// fp64; nothing where null. Does not wait for its predecessor, of which it needs nothing, before it ends.
 template <class Policy, class In>
-__global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_constant__ spectral_problem problem,
-                                                                  const In* w,
-                                                                  float2* spectra)
+__global__ __launch_bounds__(Policy::threads, Policy::tap_blocks) void transform_taps(
+  const __grid_constant__ spectral_problem problem, const In* w, float2* spectra, double* w_sums)
 {
   extern __shared__ float2 tap_scratch[];
+  __shared__ double shares[Policy::threads];
   const int channels = problem.tap_channels;
+  const int bits     = 31 - __clz(channels);
+  const int pitch    = channels | 1; // lanes that store neighbouring taps meet different banks
   const int half     = problem.half_grid();
   const int kd       = problem.kernel[0];
   const int kh       = problem.kernel[1];
@@ -944,7 +1031,7 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
   roots[2]         = roots[1] + problem.grid[1];
   float2* lines    = roots[2] + problem.grid[2];        // [tap d][tap h][half w][channel]
   float2* rows     = lines + kd * kh * half * channels; // [tap d][grid h][half w][channel]
-  auto* values     = reinterpret_cast<float*>(rows + kd * problem.grid[1] * half * channels); // [tap][channel]
+  auto* values     = reinterpret_cast<float*>(rows + kd * problem.grid[1] * half * channels); // [tap][channel], padded
   const int thread = static_cast<int>(threadIdx.x);
   for (int a = 0; a < 3; ++a)
   {
@@ -953,7 +1040,7 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       roots[a][i] = block::unit_root(i, problem.grid[a]);
     }
   }
-  runtime::grid_dependency_wait();
+  runtime::grid_dependency_release();
 
   const auto transform = [](auto load, auto store, int count, bool upper, const float2* root) {
     switch (count)
@@ -963,31 +1050,64 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       default: return block::transform_taps(load, store, count, upper, root);
     }
   };
+  const int step_c    = Policy::threads / taps;
+  const int step_t    = Policy::threads % taps;
   const int64_t tiles = ceil_div(problem.out_channels, channels);
   for (int64_t item = blockIdx.x; item < problem.in_channels * tiles; item += gridDim.x)
   {
     const int64_t ci    = item / tiles;
     const int64_t first = item % tiles * channels;
     __syncthreads();
+    const In* rows_of_w = w + (ci * problem.out_channels + first) * taps;
+    const int real      = static_cast<int>(problem.out_channels - first < channels ? problem.out_channels - first
+                                                                                   : channels);
+    int c               = thread / taps;
+    int t               = thread % taps;
     for (int i = thread; i < channels * taps; i += Policy::threads)
     {
-      const int c                     = i / taps;
-      values[i % taps * channels + c] = first + c < problem.out_channels
-                                        ? to_float(w[(ci * problem.out_channels + first) * taps + i])
-                                        : 0.0f;
+      values[t * pitch + c] = c < real ? to_float(rows_of_w[i]) : 0.0f;
+      c += step_c;
+      t += step_t;
+      if (t >= taps)
+      {
+        t -= taps;
+        ++c;
+      }
     }
     __syncthreads();
+    if (w_sums != nullptr)
+    {
+      double share = 0.0;
+      for (int tap = thread >> bits; tap < taps; tap += Policy::threads >> bits)
+      {
+        share += static_cast<double>(values[tap * pitch + thread % channels]);
+      }
+      shares[thread] = share;
+    }
     for (int i = thread; i < kd * kh * channels; i += Policy::threads)
     {
-      const int c    = i % channels;
-      const int line = i / channels;
-      transform([&](int t) { return make_float2(values[(line * kw + t) * channels + c], 0.0f); },
-                [&](int f, float2 v) { lines[(line * half + f) * channels + c] = v; },
-                kw,
-                false,
-                roots[2]);
+      const int c       = i & (channels - 1);
+      const float* from = values + (i >> bits) * kw * pitch + c;
+      float2* to        = lines + (i >> bits) * half * channels + c;
+      const auto load   = [&](int t) { return from[t * pitch]; };
+      const auto store  = [&](int f, float2 v) { to[f << bits] = v; };
+      switch (kw)
+      {
+        case 3: block::transform_few_real_taps<3>(load, store); break;
+        case 5: block::transform_few_real_taps<5>(load, store); break;
+        default: block::transform_taps([&](int t) { return make_float2(load(t), 0.0f); }, store, kw, false, roots[2]);
+      }
     }
     __syncthreads();
+    if (w_sums != nullptr && thread < channels && first + thread < problem.out_channels)
+    {
+      double sum = 0.0;
+      for (int i = thread; i < Policy::threads; i += channels)
+      {
+        sum += shares[i];
+      }
+      w_sums[ci * problem.out_channels + first + thread] = sum;
+    }
     const int line_width = half * channels;
     for (int i = thread; i < kd * line_width; i += Policy::threads)
     {
@@ -1003,12 +1123,12 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
     const int plane = problem.grid[1] * line_width;
     for (int i = thread; i < plane; i += Policy::threads)
     {
-      const int c     = i % channels;
-      const int place = i / channels;
-      if (first + c < problem.out_channels)
+      const int c     = i & (channels - 1);
+      const int place = i >> bits;
+      if (first + c < problem.tap_pitch())
       {
-        float2* target     = spectra + (place * problem.in_channels + ci) * problem.out_channels + first + c;
-        const int64_t step = static_cast<int64_t>(plane / channels) * problem.in_channels * problem.out_channels;
+        float2* target     = spectra + (place * problem.in_channels + ci) * problem.tap_pitch() + first + c;
+        const int64_t step = static_cast<int64_t>(plane >> bits) * problem.in_channels * problem.tap_pitch();
         transform([&](int t) { return rows[t * plane + i]; },
                   [&](int f, float2 v) { target[f * step] = v; },
                   kd,
@@ -1017,11 +1137,15 @@ __global__ __launch_bounds__(Policy::threads) void transform_taps(const __grid_c
       }
     }
   }
+  // Kernels to come rely on this one having waited.
+  runtime::grid_dependency_wait();
 }
 
 /// \p squares [out channels][grid frequencies]: the quadratic form of each output channel at each frequency of the small grid, weighted, so
 /// that their sum is the sum of squares around the samples' means. A block takes one frequency and form_channels output
-/// channels, a warp 8 of them.
+/// channels at a time, a warp 8 of them. Persistent.
+///
+/// S' is Hermitian: tiles above the diagonal count twice, and so do quarters of tiles on it.
 template <class Policy>
 __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid_constant__ spectral_problem problem,
                                                                     const float2* resampled,
@@ -1031,119 +1155,243 @@ __global__ __launch_bounds__(Policy::threads, 2) void evaluate_form(const __grid
   constexpr int tile    = Policy::tile;
   constexpr int width   = Policy::form_channels;
   constexpr int threads = Policy::threads;
-  constexpr int rows    = tile / 16; // of matrix instructions
-  static_assert(threads == 32 * width / 8, "tconv: a warp has 8 output channels");
-  // Fragments are 8 x 4 or 4 x 8 numbers: rows lie 4 numbers of 8 bytes apart, modulo all banks.
-  __shared__ float2 matrix[tile][tile + 4]; // [i][j]
-  __shared__ float2 taps[tile][width + 4];  // [j][co]
+  constexpr int stages  = Policy::form_stages;
+  static_assert(threads == 32 * width / 8 && tile == 32, "tconv: a warp has 8 output channels");
+  using stage_type = block::form_stage<Policy>;
+  extern __shared__ float4 form_scratch[];
+  auto* const staged = reinterpret_cast<stage_type*>(form_scratch);
   runtime::grid_dependency_wait();
+  runtime::grid_dependency_release();
 
-  const int thread          = static_cast<int>(threadIdx.x);
-  const int lane            = thread % 32;
-  const int column          = thread / 32 * 8;
-  const int64_t tiles       = ceil_div(problem.out_channels, width);
-  const int64_t frequencies = problem.grid_frequencies();
-  const int half            = problem.half_grid();
-  for (int64_t item = blockIdx.x; item < frequencies * tiles; item += gridDim.x)
+  const int thread       = static_cast<int>(threadIdx.x);
+  const int lane         = thread % 32;
+  const int column       = thread / 32 * 8;
+  const auto out_tiles   = static_cast<int>(ceil_div(problem.out_channels, width));
+  const auto frequencies = static_cast<int>(problem.grid_frequencies());
+  const auto tiles       = static_cast<int>(problem.channel_tiles());
+  const int items        = frequencies * out_tiles; // the plan sees to it that they are counted in 32 bits
+  const auto tap_pitch   = static_cast<int>(problem.tap_pitch());
+  const auto in_channels = static_cast<int>(problem.in_channels);
+  // Each item takes tile pairs (i, j) in the order of i, and of falling j: tile i comes last, as its taps are needed again.
+  struct step_type
   {
-    const int64_t number          = item % frequencies;
-    const int64_t first           = item / frequencies * width;
-    const block::grid_frequency f = block::grid_frequency::of(problem, number);
-    const int64_t place           = (static_cast<int64_t>(f.d) * problem.grid[1] + f.h) * half + f.w;
+    int item;
+    int i;
+    int j;
+    const float2* here; // the pair of tiles (i, i)
+    const float2* opposite;
+    const float2* taps; // of tile 0
+    int first;          // output channel
+  };
+  const auto find_item = [&](step_type& step) {
+    const block::grid_frequency f = block::grid_frequency::of(problem, step.item / out_tiles);
     const auto matrices           = [&](int d, int h, int w) {
       return resampled
            + ((static_cast<int64_t>(d) * problem.grid[1] + h) * problem.grid[2] + w) * problem.tile_pairs()
                * problem.tile_elements();
     };
-    const float2* here     = matrices(f.d, f.h, f.w);
-    const float2* opposite = matrices((problem.grid[0] - f.d) % problem.grid[0],
-                                      (problem.grid[1] - f.h) % problem.grid[1],
-                                      (problem.grid[2] - f.w) % problem.grid[2]);
-    const float2* spectra  = tap_spectra + place * problem.in_channels * problem.out_channels + first;
-    float total[2]         = {};
-    for (int64_t i = 0; i < problem.channel_tiles(); ++i)
+    step.i        = 0;
+    step.j        = tiles - 1;
+    step.here     = matrices(f.d, f.h, f.w);
+    step.opposite = matrices(
+      f.d == 0 ? 0 : problem.grid[0] - f.d, f.h == 0 ? 0 : problem.grid[1] - f.h, f.w == 0 ? 0 : problem.grid[2] - f.w);
+    step.first = step.item % out_tiles * width;
+    step.taps  = tap_spectra
+              + ((static_cast<int64_t>(f.d) * problem.grid[1] + f.h) * problem.half_grid() + f.w) * in_channels
+                  * tap_pitch
+              + step.first;
+  };
+  const auto advance = [&](step_type& step) {
+    if (step.j > step.i)
     {
-      float products[2][rows][4] = {}; // re, im
-      // Tile i comes last: its taps are needed again.
-      for (int64_t j = problem.channel_tiles() - 1; j >= i; --j)
+      --step.j;
+      return;
+    }
+    const auto row = (tiles - step.i) * spectral_problem::tile_elements();
+    step.here += row;
+    step.opposite += row;
+    step.j = tiles - 1;
+    if (++step.i == tiles)
+    {
+      step.item += static_cast<int>(gridDim.x);
+      if (step.item < items)
       {
-        const int64_t from = block::tile_pair{i, j}.number(problem.channel_tiles()) * problem.tile_elements();
-        // Tiles above the diagonal stand for their transposes.
-        const float weight = i == j ? 1.0f : 2.0f;
-        __syncthreads();
-        TCONV_PRAGMA_UNROLL
-        for (int e = thread; e < tile * tile; e += threads)
-        {
-          const float2 a             = here[from + e];
-          const float2 b             = opposite[from + e];
-          matrix[e / tile][e % tile] = make_float2(weight * (a.x + b.x), weight * (a.y - b.y));
-        }
-        TCONV_PRAGMA_UNROLL
-        for (int e = thread; e < tile * width; e += threads)
-        {
-          const int64_t c            = j * tile + e / width;
-          const int64_t co           = e % width;
-          const bool inside          = c < problem.in_channels && first + co < problem.out_channels;
-          taps[e / width][e % width] = inside ? spectra[c * problem.out_channels + co] : make_float2(0.0f, 0.0f);
-        }
-        __syncthreads();
-        float parts[2][rows][4] = {};
-        TCONV_PRAGMA_UNROLL
-        for (int k = 0; k < tile; k += 4)
-        {
-          // The instruction's summation index is 4 real parts, then their imaginary parts.
-          const float2 w                = taps[k + lane % 4][column + lane / 4];
-          const block::split_float w_re = block::split_float::of(w.x);
-          const block::split_float w_im = block::split_float::of(w.y);
-          constexpr unsigned sign       = 0x80000000u;
-          TCONV_PRAGMA_UNROLL
-          for (int q = 0; q < rows; ++q)
-          {
-            const float2 s[2] = {matrix[16 * q + lane / 4][k + lane % 4], matrix[16 * q + 8 + lane / 4][k + lane % 4]};
-            const block::split_float split[4] = {block::split_float::of(s[0].x),
-                                                 block::split_float::of(s[1].x),
-                                                 block::split_float::of(s[0].y),
-                                                 block::split_float::of(s[1].y)};
-            const unsigned high[4]            = {split[0].high, split[1].high, split[2].high, split[3].high};
-            const unsigned low[4]             = {split[0].low, split[1].low, split[2].low, split[3].low};
-            block::multiply_add_tf32(parts[0][q], low, w_re.high, w_im.high ^ sign);
-            block::multiply_add_tf32(parts[1][q], low, w_im.high, w_re.high);
-            block::multiply_add_tf32(parts[0][q], high, w_re.low, w_im.low ^ sign);
-            block::multiply_add_tf32(parts[1][q], high, w_im.low, w_re.low);
-            block::multiply_add_tf32(parts[0][q], high, w_re.high, w_im.high ^ sign);
-            block::multiply_add_tf32(parts[1][q], high, w_im.high, w_re.high);
-          }
-        }
-        TCONV_PRAGMA_UNROLL
-        for (int e = 0; e < 2 * rows * 4; ++e)
-        {
-          products[e / 4 / rows][e / 4 % rows][e % 4] += parts[e / 4 / rows][e / 4 % rows][e % 4];
-        }
-      }
-      TCONV_PRAGMA_UNROLL
-      for (int e = 0; e < 4 * rows; ++e)
-      {
-        const float2 w = taps[e / 2 * 8 + lane / 4][column + lane % 4 * 2 + e % 2];
-        total[e % 2] += fmaf(w.x, products[0][e / 4][e % 4], w.y * products[1][e / 4][e % 4]);
+        find_item(step);
       }
     }
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < 2; ++c)
+  };
+  const auto stage = [&](const step_type& step, stage_type& target) {
+    if (step.item < items)
     {
-      // Over the rows of the fragments.
-      auto sum = static_cast<double>(total[c]);
+      // Each thread has two neighbours of some rows.
+      constexpr int matrix_rows = 2 * threads / tile; // at a time
+      constexpr int taps_rows   = 2 * threads / width;
+      const int matrix_row      = 2 * thread / tile;
+      const int matrix_column   = 2 * thread % tile;
+      const int taps_row        = 2 * thread / width;
+      const int taps_column     = 2 * thread % width;
+      const bool skipped        = step.i == step.j && matrix_column < tile / 2;
+      const auto copy_matrix    = [&](const float2* from, float2* to) {
+        from += (step.j - step.i) * spectral_problem::tile_elements() + 2 * thread;
+        TCONV_PRAGMA_UNROLL
+        for (int row = 0; row < tile; row += matrix_rows)
+        {
+          if (row < tile / 2 || !skipped)
+          {
+            block::copy_async_16(reinterpret_cast<float*>(to + row * stage_type::matrix_pitch),
+                                 reinterpret_cast<const float*>(from + row * tile));
+          }
+        }
+      };
+      static_assert(matrix_rows == tile / 2, "tconv: a thread copies one row of each half of a tile");
+      copy_matrix(step.here, &target.here[matrix_row][matrix_column]);
+      copy_matrix(step.opposite, &target.opposite[matrix_row][matrix_column]);
+      const bool column_exists = taps_column < tap_pitch - step.first;
+      const int rows           = column_exists ? in_channels - step.j * tile - taps_row : 0;
+      const float2* taps       = step.taps + static_cast<int64_t>(step.j * tile + taps_row) * tap_pitch + taps_column;
+      float2* to               = &target.taps[taps_row][taps_column];
       TCONV_PRAGMA_UNROLL
-      for (int step = 4; step < 32; step *= 2)
+      for (int row = 0; row < tile; row += taps_rows)
       {
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        block::copy_async_16_or_zero(reinterpret_cast<float*>(to + row * stage_type::taps_pitch),
+                                     reinterpret_cast<const float*>(row < rows ? taps + row * tap_pitch : tap_spectra),
+                                     row < rows);
       }
-      const int64_t channel = first + column + lane % 4 * 2 + c;
-      if (lane < 4 && channel < problem.out_channels)
+    }
+    block::copy_async_commit();
+  };
+
+  step_type next{static_cast<int>(blockIdx.x), 0, 0, nullptr, nullptr, nullptr, 0};
+  find_item(next);
+  int item = next.item; // of this step, and its tiles
+  int i    = 0;
+  int j    = tiles - 1;
+  for (int s = 0; s < stages - 1; ++s)
+  {
+    stage(next, staged[s]);
+    advance(next);
+  }
+  int staged_next         = stages - 1;
+  int read_next           = 0;
+  float products[2][2][4] = {}; // re, im; 16 rows each
+  float total[2]          = {};
+  while (item < items)
+  {
+    block::copy_async_wait<stages - 2>();
+    __syncthreads();
+    stage(next, staged[staged_next]);
+    advance(next);
+    staged_next              = staged_next + 1 == stages ? 0 : staged_next + 1;
+    const stage_type& values = staged[read_next];
+    read_next                = read_next + 1 == stages ? 0 : read_next + 1;
+    const bool diagonal      = i == j;
+    TCONV_PRAGMA_UNROLL
+    for (int k_half = 0; k_half < 2; ++k_half)
+    {
+      float parts[2][2][4] = {};
+      TCONV_PRAGMA_UNROLL
+      for (int k = 16 * k_half; k < 16 * k_half + 16; k += 8)
       {
-        // All but frequency 0 stand for their conjugates too.
-        squares[channel * frequencies + number] = sum * (place == 0 ? 1.0 : 2.0)
-                                                / static_cast<double>(problem.grid_positions());
+        // The instruction's summation index is 4 real parts, then their imaginary parts.
+        block::split_float w_re[2];
+        block::split_float w_im[2];
+        TCONV_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r)
+        {
+          const float2 w = values.taps[k + 4 * r + lane % 4][column + lane / 4];
+          w_re[r]        = block::split_float::of(w.x);
+          w_im[r]        = block::split_float::of(w.y);
+        }
+        TCONV_PRAGMA_UNROLL
+        for (int q = 0; q < 2; ++q)
+        {
+          if (q == 1 && k_half == 0 && diagonal)
+          {
+            continue;
+          }
+          // Columns k + lane % 4 and k + 4 + lane % 4 are neighbours in memory.
+          float4 s[2];
+          TCONV_PRAGMA_UNROLL
+          for (int e = 0; e < 2; ++e)
+          {
+            const int row      = 16 * q + 8 * e + lane / 4;
+            const float4 one   = *reinterpret_cast<const float4*>(&values.here[row][k + lane % 4 * 2]);
+            const float4 other = *reinterpret_cast<const float4*>(&values.opposite[row][k + lane % 4 * 2]);
+            s[e]               = make_float4(one.x + other.x, one.y - other.y, one.z + other.z, one.w - other.w);
+          }
+          TCONV_PRAGMA_UNROLL
+          for (int r = 0; r < 2; ++r)
+          {
+            const block::split_float split[4] = {block::split_float::of(r == 0 ? s[0].x : s[0].z),
+                                                 block::split_float::of(r == 0 ? s[1].x : s[1].z),
+                                                 block::split_float::of(r == 0 ? s[0].y : s[0].w),
+                                                 block::split_float::of(r == 0 ? s[1].y : s[1].w)};
+            const unsigned high[4]            = {split[0].high, split[1].high, split[2].high, split[3].high};
+            const unsigned low[4]             = {split[0].low, split[1].low, split[2].low, split[3].low};
+            constexpr unsigned sign           = 0x80000000u;
+            block::multiply_add_tf32(parts[0][q], low, w_re[r].high, w_im[r].high ^ sign);
+            block::multiply_add_tf32(parts[1][q], low, w_im[r].high, w_re[r].high);
+            block::multiply_add_tf32(parts[0][q], high, w_re[r].low, w_im[r].low ^ sign);
+            block::multiply_add_tf32(parts[1][q], high, w_im[r].low, w_re[r].low);
+            block::multiply_add_tf32(parts[0][q], high, w_re[r].high, w_im[r].high ^ sign);
+            block::multiply_add_tf32(parts[1][q], high, w_im[r].high, w_re[r].high);
+          }
+        }
       }
+      TCONV_PRAGMA_UNROLL
+      for (int e = 0; e < 16; ++e)
+      {
+        // What is above the diagonal stands for its transpose too.
+        const float weight                = !diagonal || (k_half == 1 && e / 4 % 2 == 0) ? 2.0f : 1.0f;
+        products[e / 8][e / 4 % 2][e % 4] = fmaf(
+          weight, parts[e / 8][e / 4 % 2][e % 4], products[e / 8][e / 4 % 2][e % 4]);
+      }
+    }
+    if (diagonal)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int e = 0; e < 8; ++e)
+      {
+        const float2 w = values.taps[e / 2 * 8 + lane / 4][column + lane % 4 * 2 + e % 2];
+        total[e % 2] += fmaf(w.x, products[0][e / 4][e % 4], w.y * products[1][e / 4][e % 4]);
+        products[0][e / 4][e % 4] = 0.0f;
+        products[1][e / 4][e % 4] = 0.0f;
+      }
+      if (i == tiles - 1)
+      {
+        const int number = item / out_tiles;
+        TCONV_PRAGMA_UNROLL
+        for (int c = 0; c < 2; ++c)
+        {
+          // Over the rows of the fragments.
+          auto sum = static_cast<double>(total[c]);
+          TCONV_PRAGMA_UNROLL
+          for (int step = 4; step < 32; step *= 2)
+          {
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+          }
+          const int64_t channel = item % out_tiles * width + column + lane % 4 * 2 + c;
+          if (lane < 4 && channel < problem.out_channels)
+          {
+            // All but frequency 0 stand for their conjugates too.
+            const block::grid_frequency at          = block::grid_frequency::of(problem, number);
+            squares[channel * frequencies + number] = sum * (at.d == 0 && at.h == 0 && at.w == 0 ? 1.0 : 2.0)
+                                                    / static_cast<double>(problem.grid_positions());
+          }
+          total[c] = 0.0f;
+        }
+      }
+    }
+    if (j > i)
+    {
+      --j;
+      continue;
+    }
+    j = tiles - 1;
+    if (++i == tiles)
+    {
+      i = 0;
+      item += static_cast<int>(gridDim.x);
     }
   }
 }

@@ -22,6 +22,8 @@ struct batch_norm_train_plan
   detail::gather_plan gather;
   /// Variances come from the spectrum of x; else from a pass over the outputs.
   bool spectral;
+  /// The spectral kernels sum x and w, so that x is read once.
+  bool sums_on_the_way;
   detail::workspace_layout layout;
   collapse_plan collapse;
   detail::workspace_layout::piece<double> means;
@@ -31,11 +33,12 @@ struct batch_norm_train_plan
   detail::workspace_layout::piece<moments<float>> partials;
 
   batch_norm_train_plan(const conv_transpose_shape<3>& shape, const options& opts)
-      : spectrum(detail::plan_spectral(shape, opts.input_layout))
+      : spectrum(detail::plan_spectral(shape, opts.input_layout, clusters_available()))
       , gather(detail::plan_gather(shape, false, opts.input_layout))
       , spectral(spectrum.possible && opts.engine != engine::gather
                  && (opts.engine == engine::spectral || spectrum.pays()))
-      , collapse(layout, shape, false, opts)
+      , sums_on_the_way(spectral && spectral_workspace::takes_sums(spectrum.problem))
+      , collapse(layout, shape, false, opts, !sums_on_the_way)
       , means(layout.add<double>(shape.batch * shape.out_channels))
       , squares(layout, spectrum.problem, spectral)
       , pieces(layout, gather.problem, !spectral)
@@ -151,14 +154,17 @@ template <int Rank, class In, class Out, class... Functors>
   }
 
   const In* first_x = runtime::first_of_slice(x, shape, opts);
-  if (status s = plan.collapse.launch_sums(first_x, w, space, opts.programmatic_launch, stream); !s.ok())
+  double* means     = plan.means.get(space);
+  if (!plan.sums_on_the_way)
   {
-    return s;
-  }
-  double* means = plan.means.get(space);
-  if (status s = plan.collapse.launch_product(means, shape.out_channels, chain<>{}, space, stream); !s.ok())
-  {
-    return s;
+    if (status s = plan.collapse.launch_sums(first_x, w, space, opts.programmatic_launch, stream); !s.ok())
+    {
+      return s;
+    }
+    if (status s = plan.collapse.launch_product(means, shape.out_channels, chain<>{}, space, stream); !s.ok())
+    {
+      return s;
+    }
   }
   const auto finish = [&](const auto& statistics) {
     constexpr int threads = 256;
@@ -179,16 +185,30 @@ template <int Rank, class In, class Out, class... Functors>
   if (plan.spectral)
   {
     const spectral_problem& problem = plan.spectrum.problem;
-    if (status s = plan.squares.launch_squares(problem, first_x, w, space, stream); !s.ok())
+    if (status s = plan.squares.launch_squares(problem,
+                                               first_x,
+                                               w,
+                                               plan.collapse.x_sums.get(space),
+                                               plan.collapse.w_sums.get(space),
+                                               space,
+                                               !plan.sums_on_the_way || opts.programmatic_launch,
+                                               stream);
+        !s.ok())
     {
       return s;
     }
-    return finish(kernel::sample_squares{plan.squares.squares.get(space),
+    const kernel::sample_squares squares{plan.squares.squares.get(space),
                                          problem.grid_frequencies(),
                                          means,
                                          shape.batch,
                                          shape.out_channels,
-                                         static_cast<double>(shape.output_positions())});
+                                         static_cast<double>(shape.output_positions())};
+    if (plan.sums_on_the_way)
+    {
+      return finish(kernel::collapsed_squares{
+        squares, means, plan.collapse.x_sums.get(space), plan.collapse.w_sums.get(space), shape.in_channels});
+    }
+    return finish(squares);
   }
   moments<float>* partials = plan.partials.get(space);
   if (status s = runtime::launch_gather(plan.gather,

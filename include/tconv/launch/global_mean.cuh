@@ -29,10 +29,12 @@ struct collapse_plan
   int64_t input_positions;
   bool single_rows; ///< each class is one row of neighbours in a channel
 
+  /// \p sliced: launch_sums() takes the sums; else somebody else, and those of x are one for each class.
   collapse_plan(detail::workspace_layout& layout,
                 const conv_transpose_shape<3>& shape,
                 bool across_channels,
-                const options& opts)
+                const options& opts,
+                bool sliced = true)
       : input_positions(shape.input_positions())
   {
     using policy          = tuning::collapse_policy;
@@ -70,9 +72,10 @@ struct collapse_plan
     // Until there are enough slices of the largest class, which is nearly all of a channel, unless they get too small on average.
     const int64_t items = shape.batch * problem.channel_tiles;
     const auto size     = [&](int bits) { return (input_positions << problem.channel_bits) >> bits; };
-    while (size(problem.slice_bits) > policy::most_slice
-           || (items << problem.slice_bits < policy::wanted_slices
-               && size(problem.slice_bits + 1) / total >= policy::least_slice))
+    while (sliced
+           && (size(problem.slice_bits) > policy::most_slice
+               || (items << problem.slice_bits < policy::wanted_slices
+                   && size(problem.slice_bits + 1) / total >= policy::least_slice)))
     {
       ++problem.slice_bits;
     }

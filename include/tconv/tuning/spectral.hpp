@@ -20,8 +20,8 @@ struct volume_size
   static constexpr int w = W; ///< columns
 };
 
-/// Volumes whose spectra have a kernel of their own, kernel::transform_volume (P2's: 81 us under ncu on an H200,
-/// instead of 246 by tables of roots). Any other size is transformed by tables.
+/// Volumes whose spectra have a kernel of their own, kernel::transform_volume, in builds for the very device if it has compute capability 9.0 or more (P2's: 81 us under ncu on an
+/// H200, instead of 246 by tables of roots). Depths are even. Any other size is transformed by tables.
 template <class... Sizes>
 struct volume_size_list
 {};
@@ -59,8 +59,12 @@ struct spectral_policy
   static constexpr int resample_batch   = 10; ///< where weights are no constants
   /// Output channels of a block that evaluates the quadratic form.
   static constexpr int form_channels = 64;
+  /// Pairs of channel tiles that it holds at a time: one under way. 37 KB each.
+  static constexpr int form_stages = 2;
   /// Output channels whose taps a block transforms, at most.
   static constexpr int tap_channels = 16;
+  /// Blocks of them on a multiprocessor, as registers go.
+  static constexpr int tap_blocks = 5;
 };
 
 /// Multiply-adds and bytes of a millisecond of the spectral kernels, and what their launches and latencies cost.
