@@ -29,7 +29,8 @@ namespace block
 /// An input that the split form cannot hold exactly enough: staged as 0, its products are added one by one.
 struct lost_input
 {
-  int row;      ///< staged row
+  short plane;  ///< staged plane; known to the list where planes stay for the next tile
+  short row;    ///< staged row
   int position; ///< staged position along w
   int channel;
   float value;
@@ -51,8 +52,8 @@ struct gemm_segment
 struct gemm_control
 {
   static constexpr int most_planes   = 32; ///< of the ring
-  static constexpr int lost_per_warp = 8;
-  static constexpr int warps         = 3;
+  static constexpr int lost_per_warp = 8;  ///< and plane of the ring
+  static constexpr int warps         = 7;  ///< that stage, at most
 
   uint64_t full[tuning::implicit_gemm_max_stages];  ///< weights have arrived
   uint64_t empty[tuning::implicit_gemm_max_stages]; ///< weights have been used
@@ -61,11 +62,13 @@ struct gemm_control
   gemm_segment segment[2];
   int one_by_one; ///< a weight does not fit the split form: no tile does
   int pair[128];  ///< cells of each pair of rows, see gemm_cells
-  float plane_peak[most_planes * warps];
+  float plane_peak[most_planes][warps];
   int lost_count[most_planes][warps];
   alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
 };
 static_assert(sizeof(gemm_control) <= gemm_control_bytes, "tconv: control data has outgrown its room");
+static_assert(gemm_control::warps * gemm_control::lost_per_warp * static_cast<int>(sizeof(lost_input)) == gemm_lost_bytes,
+              "tconv: the plan has room for other lists");
 
 /// The shared memory of a block. A function and no pointer that is handed around: a constant address takes no registers.
 TCONV_DEVICE unsigned char* gemm_memory()
@@ -77,12 +80,23 @@ TCONV_DEVICE gemm_control& control_data()
 {
   return *reinterpret_cast<gemm_control*>(gemm_memory());
 }
-/// The list of lost inputs of a staging warp for a slot of the ring of planes.
-TCONV_DEVICE lost_input* lost_list(int slot, int warp)
+/// Lists of lost inputs, one per staging warp and plane of the ring; or, where channels are staged in chunks, one per staging warp for all
+/// chunks of a phase, twice in turn.
+struct lost_lists
 {
-  return reinterpret_cast<lost_input*>(gemm_memory() + gemm_control_bytes)
-       + (slot * gemm_control::warps + warp) * gemm_control::lost_per_warp;
-}
+  int room; ///< of a list, entries
+
+  TCONV_DEVICE explicit lost_lists(const gemm_problem& problem)
+      : room(gemm_control::lost_per_warp * (problem.chunks() == 1 ? 1 : problem.ring_planes / 2))
+  {
+    room = room > 0 ? room : gemm_control::lost_per_warp / 2;
+  }
+  /// \p number: slot of the ring, or turn.
+  TCONV_DEVICE lost_input* at(int number, int warp) const
+  {
+    return reinterpret_cast<lost_input*>(gemm_memory() + gemm_control_bytes) + (number * gemm_control::warps + warp) * room;
+  }
+};
 
 /// \p v of lane 0, which is that of all lanes: what the compiler needs to know before it branches around products.
 TCONV_DEVICE int uniform(int v)
@@ -229,8 +243,8 @@ TCONV_DEVICE unsigned round_tf32(float v)
   return result;
 }
 
-/// Copies 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false. The size is an operand here, and not
-/// a branch as in the runtime's function.
+/// Copies 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false, whatever the source. The size is an
+/// operand here, and not a branch as in the runtime's function.
 template <int Bytes>
 TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists)
 {
@@ -294,11 +308,15 @@ struct plane_stager
   int items;
   bool plane_inside;
 
+  // A division once and not per item.
+  small_divisor by_columns{problem.width >> 2};
+  small_divisor by_rows{problem.rows};
+
   TCONV_DEVICE location locate(int number) const
   {
     const int columns = problem.width >> 2;
-    const int above   = small_divisor(columns).quotient(number >> 2);
-    const int block   = small_divisor(problem.rows).quotient(above);
+    const int above   = by_columns.quotient(number >> 2);
+    const int block   = by_rows.quotient(above);
     return {above - block * problem.rows, (number >> 2) - above * columns, block, number & 3};
   }
 
@@ -339,15 +357,14 @@ struct plane_stager
       const int w_of       = along_w ? w : w + i;
       const int channel_of = along_w ? channel + i : channel;
       const bool exists    = inside && w_of >= 0 && w_of < in_w && channel_of < static_cast<int>(problem.in_channels);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(i), exists ? sample + source : x, exists);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(i), sample + source, exists);
       source += along_w ? channel_step : step;
     }
   }
-  /// Takes an item that has been copied and is to be converted.
+  /// Takes an item that has been copied to \p from and is to be converted.
   template <input_vector Vector>
-  TCONV_DEVICE void take(item& of, int number, const unsigned char* plane) const
+  TCONV_DEVICE void take(item& of, const unsigned char* from) const
   {
-    const unsigned char* from = plane + target_of(locate(number));
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
@@ -382,7 +399,7 @@ struct plane_stager
     const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
     const int h             = first_h + at.row;
     const int w             = first_w + 4 * at.column;
-    const bool inside       = number < items && plane_inside && h >= 0 && h < in_h;
+    const bool inside       = plane_inside && h >= 0 && h < in_h;
     unsigned source         = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
                     + static_cast<unsigned>(channel) * channel_step;
     TCONV_PRAGMA_UNROLL
@@ -415,14 +432,9 @@ struct plane_stager
     }
   }
 
-  /// Stores an item, converted. fp32 values may be changed by find_lost() before.
-  TCONV_DEVICE void store(const item& of, int number, unsigned char* plane, float scale) const
+  /// Stores an item to \p at, converted.
+  TCONV_DEVICE void store(const item& of, unsigned char* at, float scale) const
   {
-    if (number >= items)
-    {
-      return;
-    }
-    unsigned char* at = plane + target_of(locate(opaque(number))); // again: its parts would take registers until here
     TCONV_PRAGMA_UNROLL
     for (int p = 0; p < 4; ++p)
     {
@@ -495,14 +507,14 @@ struct plane_stager
     return suspicious;
   }
 
-  /// Lists the inputs of this warp's items that the split form loses, and replaces them by 0 where they are staged. Returns how many
-  /// are listed or would be. \p turns: bit i is set where turn i of this warp, or one from 31 on, has something suspicious. Rare, and
+  /// Lists the inputs of this warp's items that the split form loses, behind \p lost_count others, and replaces them by 0 where they are
+  /// staged. Returns how many are listed or would be if there were room. \p turns: bit i is set where turn i of this warp, or one from 31 on, has something suspicious. Rare, and
   /// so one by one: registers are for the loop that has to be fast.
-  TCONV_DEVICE int list_lost(unsigned char* plane, unsigned turns, float scale, lost_input* lost) const
+  TCONV_DEVICE int
+  list_lost(unsigned char* plane, int e, unsigned turns, float scale, lost_input* lost, int room, int lost_count) const
   {
     const auto in_h = static_cast<int>(problem.axis[1].in);
     const auto in_w = static_cast<int>(problem.axis[2].in);
-    int lost_count  = 0;
 #pragma unroll 1
     for (int base = warp * 32, turn = 0; base < items; base += Warps * 32, ++turn)
     {
@@ -532,9 +544,9 @@ struct plane_stager
         const int place      = lost_count + __popc(whose & ((1u << lane) - 1));
         if (gone)
         {
-          if (place < gemm_control::lost_per_warp)
+          if (place < room)
           {
-            lost[place] = {at.row, position, channel, v};
+            lost[place] = {static_cast<short>(e), static_cast<short>(at.row), position, channel, v};
           }
           const int slot      = (position & 1) * (problem.width >> 1) + (position >> 1);
           auto* halves        = reinterpret_cast<unsigned short*>(plane
@@ -584,28 +596,33 @@ struct plane_stager
     for (int base = warp * 32; base < items; base += Warps * 32)
     {
       const int number = base + lane;
-      item now{};
-      if constexpr (Vector == input_vector::none)
+      if (number < items)
       {
-        load(now, number);
+        unsigned char* at = plane + target_of(locate(number));
+        item now;
+        if constexpr (Vector == input_vector::none)
+        {
+          load(now, number);
+        }
+        else
+        {
+          take<Vector>(now, at);
+        }
+        if constexpr (Form == gemm_form::split)
+        {
+          suspicious |= inspect(now, threshold, peak) ? turn : 0;
+        }
+        store(now, at, scale);
       }
-      else if (number < items)
-      {
-        take<Vector>(now, number, plane);
-      }
-      if constexpr (Form == gemm_form::split)
-      {
-        suspicious |= inspect(now, threshold, peak) ? turn : 0;
-        turn = turn < 0x80000000u ? turn << 1 : turn;
-      }
-      store(now, number, plane, scale);
+      turn = turn < 0x80000000u ? turn << 1 : turn;
     }
     return suspicious;
   }
 
-  /// Stages plane number \p e of tile \p index into slot \p slot of the ring. \p peak collects the largest finite magnitude. Returns
-  /// how many inputs of this warp were lost.
-  TCONV_DEVICE int stage(int index, int chunk, int e, int exponent, int slot, float& peak)
+  /// Stages plane number \p e of tile \p index into slot \p slot of the ring. \p peak collects the largest finite magnitude. Inputs of
+  /// this warp that are lost are listed at \p lost, which has room for \p room and holds \p lost_count; returns how many there are then.
+  TCONV_DEVICE int
+  stage(int index, int chunk, int e, int exponent, int slot, float& peak, lost_input* lost, int room, int lost_count)
   {
     const gemm_tile tile  = locate_gemm_tile(problem, index);
     const int depth       = tile.cell[0] - problem.most_shift[0] + e;
@@ -620,10 +637,8 @@ struct plane_stager
     corner                = (depth * in_h + first_h) * in_w + first_w;
     plane_inside          = depth >= 0 && depth < in_d;
     unsigned char* plane  = gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
-    lost_input* lost      = lost_list(slot, warp);
-    const float scale     = power_of_two(exponent);
+      const float scale     = power_of_two(exponent);
     const float threshold = power_of_two(-2 - exponent);
-    int lost_count        = 0;
 
     unsigned suspicious = 0;
     switch (vector)
@@ -641,7 +656,7 @@ struct plane_stager
       const unsigned turns = __reduce_or_sync(0xffffffffu, suspicious);
       if (turns != 0)
       {
-        lost_count = list_lost(plane, turns, scale, lost);
+        lost_count = list_lost(plane, e, turns, scale, lost, room, lost_count);
       }
     }
     return lost_count;
