@@ -809,21 +809,30 @@ struct ring_place
   }
 };
 
-/// Multiplies one step for the sets in Mask, whose weights begin at \p b. On return the products are complete.
-template <class Policy, gemm_form Form, int Mask>
-TCONV_DEVICE void multiply_step(gemm_accumulators<Policy>& sums, gemm_fragment<Form>& fragment, uint64_t b)
+/// Multiplies Count steps for the sets in Mask, whose weights begin at \p b. On return the products are complete.
+template <class Policy, gemm_form Form, int Mask, int Count>
+TCONV_DEVICE void
+multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], uint64_t b)
 {
   constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  fragment.complete();
-  fragment.pin();
+  TCONV_PRAGMA_UNROLL
+  for (gemm_fragment<Form>& fragment : fragments)
+  {
+    fragment.complete();
+    fragment.pin();
+  }
   wgmma::fence();
   TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
+  for (const gemm_fragment<Form>& fragment : fragments)
   {
-    if ((Mask >> set & 1) != 0)
+    TCONV_PRAGMA_UNROLL
+    for (int set = 0; set < Policy::sets; ++set)
     {
-      fragment.template multiply<Policy::columns>(sums[set], b);
-      b += piece;
+      if ((Mask >> set & 1) != 0)
+      {
+        fragment.template multiply<Policy::columns>(sums[set], b);
+        b += piece;
+      }
     }
   }
   wgmma::commit();
@@ -851,7 +860,11 @@ struct step_walk
       , present(problem.present)
       , left(phase.shifts)
   {}
-  TCONV_DEVICE void advance() { next = *++entry; }
+  TCONV_DEVICE void advance(int steps)
+  {
+    entry += steps;
+    next = *entry;
+  }
   /// Two sets: which of them the next step has weights for.
   TCONV_DEVICE int advance_sets(const gemm_problem& problem, int shifts)
   {
@@ -865,6 +878,29 @@ struct step_walk
     return sets;
   }
 };
+
+/// Multiplies groups of Count steps of one set, as many as \p steps has, and takes them off it; \p b moves on. The products of a group are
+/// waited for once: so few of them take less time than the way to the next wait.
+template <class Policy, gemm_form Form, int Count>
+TCONV_DEVICE void
+multiply_groups(gemm_accumulators<Policy>& sums, const unsigned char* row, uint64_t& b, int& steps, step_walk& walk)
+{
+  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+#  pragma unroll 1
+  for (; steps >= Count; steps -= Count)
+  {
+    gemm_fragment<Form> fragments[Count];
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < Count; ++i)
+    {
+      const gemm_step at = i == 0 ? walk.next : walk.entry[i];
+      fragments[i].load(row + at.first, row + at.second);
+    }
+    walk.advance(Count);
+    multiply_steps<Policy, Form, 1>(sums, fragments, b);
+    b += Count * piece;
+  }
+}
 
 /// Multiplies \p steps steps of a stage, whose weights begin at \p stage, from where \p walk stands. \p row: the thread's staged
 /// input for the taps of the stage. Called by a warpgroup; on return the products are complete.
@@ -880,29 +916,45 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
   constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
   uint64_t b               = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
 
-#  pragma unroll 1
-  for (; steps > 0; --steps)
+  if constexpr (Policy::sets == 1)
   {
-    // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-    gemm_fragment<Form> fragment;
-    fragment.load(row + walk.next.first, row + walk.next.second);
-    walk.advance();
-    const int sets = Policy::sets == 1 ? 1 : walk.advance_sets(problem, shifts);
-    // A branch around each case as a whole: products must not straddle one.
-    if (Policy::sets == 1 || sets == 3)
+    constexpr int most = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
+    if constexpr (most >= 4)
     {
-      multiply_step<Policy, Form, 3>(sums, fragment, b);
-      b += Policy::sets * piece;
+      multiply_groups<Policy, Form, 4>(sums, row, b, steps, walk);
     }
-    else if (sets == 1)
+    if constexpr (most >= 2)
     {
-      multiply_step<Policy, Form, 1>(sums, fragment, b);
-      b += piece;
+      multiply_groups<Policy, Form, 2>(sums, row, b, steps, walk);
     }
-    else
+    multiply_groups<Policy, Form, 1>(sums, row, b, steps, walk);
+  }
+  else
+  {
+#  pragma unroll 1
+    for (; steps > 0; --steps)
     {
-      multiply_step<Policy, Form, 2>(sums, fragment, b);
-      b += piece;
+      // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
+      gemm_fragment<Form> fragment[1];
+      fragment[0].load(row + walk.next.first, row + walk.next.second);
+      walk.advance(1);
+      const int sets = walk.advance_sets(problem, shifts);
+      // A branch around each case as a whole: products must not straddle one.
+      if (sets == 3)
+      {
+        multiply_steps<Policy, Form, 3>(sums, fragment, b);
+        b += 2 * piece;
+      }
+      else if (sets == 1)
+      {
+        multiply_steps<Policy, Form, 1>(sums, fragment, b);
+        b += piece;
+      }
+      else
+      {
+        multiply_steps<Policy, Form, 2>(sums, fragment, b);
+        b += piece;
+      }
     }
   }
 }

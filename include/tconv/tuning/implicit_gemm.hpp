@@ -32,6 +32,9 @@ struct implicit_gemm_policy
   /// Warps of the copying warpgroups that stage the input; one streams weights.
   static constexpr int staging_warps   = copying * 4 - 1;
   static constexpr int staging_threads = staging_warps * 32;
+  /// Steps of one phase that are multiplied at once, whose left operands take \p Registers each: as many as there are registers for.
+  template <int Registers>
+  static constexpr int steps_at_once = accumulators > 32 ? (Registers <= 4 ? 2 : 1) : (Registers <= 4 ? 4 : 2);
   /// Registers per thread: what consumers take, what the copying warpgroups keep. Together no more than the block is launched with: 80
   /// for each of 768 threads, 96 for 640, 168 for 384.
   static constexpr int consumer_registers = copying == 2 ? 88 : (consumers == 4 ? 104 : 216);
