@@ -298,19 +298,31 @@ struct plane_stager
   input_vector vector;
   int warp; ///< of the staging warps
   int lane;
+  // Divisions once and not per item.
+  small_divisor by_columns;
+  small_divisor by_rows;
 
-  // Of the plane at hand.
+  TCONV_DEVICE plane_stager(const gemm_problem& p, const In* source, input_vector how, int staging_warp, int own_lane)
+      : problem(p)
+      , x(source)
+      , vector(how)
+      , warp(staging_warp)
+      , lane(own_lane)
+      , by_columns(p.width >> 2)
+      , by_rows(p.rows)
+  {}
+
+  // Of the tile and the chunk of channels at hand.
   const In* sample;
+  int first_d;
   int first_h;
   int first_w;
-  int corner; ///< offset of the plane's first row and column
   int first_channel;
-  int items;
+  int items; ///< of a plane
+  // Of the plane at hand.
+  int corner; ///< offset of the plane's first row and column
   bool plane_inside;
-
-  // A division once and not per item.
-  small_divisor by_columns{problem.width >> 2};
-  small_divisor by_rows{problem.rows};
+  int first; ///< item of lane 0: warps take turns, lest the first ones always have more
 
   TCONV_DEVICE location locate(int number) const
   {
@@ -511,12 +523,12 @@ struct plane_stager
   /// staged. Returns how many are listed or would be if there were room. \p turns: bit i is set where turn i of this warp, or one from 31 on, has something suspicious. Rare, and
   /// so one by one: registers are for the loop that has to be fast.
   TCONV_DEVICE int
-  list_lost(unsigned char* plane, int e, unsigned turns, float scale, lost_input* lost, int room, int lost_count) const
+  list_lost(unsigned char* plane, int e, unsigned turns, float scale, lost_input* lost, int most, int lost_count) const
   {
     const auto in_h = static_cast<int>(problem.axis[1].in);
     const auto in_w = static_cast<int>(problem.axis[2].in);
 #pragma unroll 1
-    for (int base = warp * 32, turn = 0; base < items; base += Warps * 32, ++turn)
+    for (int base = first, turn = 0; base < items; base += Warps * 32, ++turn)
     {
       if ((turns >> (turn < 31 ? turn : 31) & 1) == 0)
       {
@@ -544,7 +556,7 @@ struct plane_stager
         const int place      = lost_count + __popc(whose & ((1u << lane) - 1));
         if (gone)
         {
-          if (place < room)
+          if (place < most)
           {
             lost[place] = {static_cast<short>(e), static_cast<short>(at.row), position, channel, v};
           }
@@ -561,39 +573,15 @@ struct plane_stager
     return lost_count;
   }
 
-  /// Loads, inspects and stores the items of this warp; bit i of the result is set where an input of turn i may be lost.
-  template <input_vector Vector>
-  TCONV_DEVICE unsigned stage_items(unsigned char* plane, float threshold, float scale, float& peak) const
-  {
-    if constexpr (Vector != input_vector::none)
-    {
-      // All are under way at once.
-#pragma unroll 1
-      for (int number = warp * 32 + lane; number < items; number += Warps * 32)
-      {
-        copy<Vector>(number, plane);
-      }
-      copy_async_commit();
-      copy_async_wait<0>();
-    }
-    if constexpr (Vector == input_vector::channels && sizeof(In) == 2)
-    {
-      return 0; // staged already
-    }
-    else
-    {
-      return convert_items<Vector>(plane, threshold, scale, peak);
-    }
-  }
-
-  /// Inspects and stores the items of this warp, loaded before unless Vector is none; result as of stage_items().
+  /// Inspects and stores the items of this warp, copied before unless Vector is none; bit i of the result is set where an input of turn i
+  /// may be lost.
   template <input_vector Vector>
   TCONV_DEVICE unsigned convert_items(unsigned char* plane, float threshold, float scale, float& peak) const
   {
     unsigned suspicious = 0;
     unsigned turn       = 1;
 #pragma unroll 1
-    for (int base = warp * 32; base < items; base += Warps * 32)
+    for (int base = first; base < items; base += Warps * 32)
     {
       const int number = base + lane;
       if (number < items)
@@ -619,47 +607,94 @@ struct plane_stager
     return suspicious;
   }
 
-  /// Stages plane number \p e of tile \p index into slot \p slot of the ring. \p peak collects the largest finite magnitude. Inputs of
-  /// this warp that are lost are listed at \p lost, which has room for \p room and holds \p lost_count; returns how many there are then.
-  TCONV_DEVICE int
-  stage(int index, int chunk, int e, int exponent, int slot, float& peak, lost_input* lost, int room, int lost_count)
+  /// Takes up the planes of chunk \p chunk of tile \p index.
+  TCONV_DEVICE void aim(int index, int chunk)
   {
-    const gemm_tile tile  = locate_gemm_tile(problem, index);
-    const int depth       = tile.cell[0] - problem.most_shift[0] + e;
-    const auto in_d       = static_cast<int>(problem.axis[0].in);
-    const auto in_h       = static_cast<int>(problem.axis[1].in);
-    const auto in_w       = static_cast<int>(problem.axis[2].in);
-    sample                = x + tile.n * problem.x.sample;
-    items                 = problem.blocks_of(chunk) * problem.rows * (problem.width >> 2) * 4;
-    first_h               = tile.cell[1] - problem.most_shift[1];
-    first_w               = tile.cell[2] - problem.left;
-    first_channel         = chunk * problem.chunk_blocks * gemm_block_channels;
-    corner                = (depth * in_h + first_h) * in_w + first_w;
-    plane_inside          = depth >= 0 && depth < in_d;
-    unsigned char* plane  = gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
-      const float scale     = power_of_two(exponent);
-    const float threshold = power_of_two(-2 - exponent);
+    const gemm_tile tile = locate_gemm_tile(problem, index);
+    sample               = x + tile.n * problem.x.sample;
+    first_d              = tile.cell[0] - problem.most_shift[0];
+    first_h              = tile.cell[1] - problem.most_shift[1];
+    first_w              = tile.cell[2] - problem.left;
+    first_channel        = chunk * problem.chunk_blocks * gemm_block_channels;
+    items                = problem.blocks_of(chunk) * problem.rows * (problem.width >> 2) * 4;
+  }
 
-    unsigned suspicious = 0;
+  /// Starts to copy plane number \p e into slot \p slot of the ring.
+  TCONV_DEVICE void copy_plane(int e, int slot)
+  {
+    aim_plane(e);
+    unsigned char* plane = room(slot);
+    if (vector == input_vector::positions)
+    {
+#pragma unroll 1
+      for (int number = first + lane; number < items; number += Warps * 32)
+      {
+        copy<input_vector::positions>(number, plane);
+      }
+    }
+    else if (vector == input_vector::channels)
+    {
+#pragma unroll 1
+      for (int number = first + lane; number < items; number += Warps * 32)
+      {
+        copy<input_vector::channels>(number, plane);
+      }
+    }
+  }
+
+  /// Waits for all copies of this thread.
+  TCONV_DEVICE static void await_copies()
+  {
+    copy_async_commit();
+    copy_async_wait<0>();
+  }
+
+  /// Stages plane number \p e, which has been copied to slot \p slot. \p peak collects the largest finite magnitude. Inputs of
+  /// this warp that are lost are listed at \p lost, which has room for \p most and holds \p lost_count; returns how many there are then.
+  TCONV_DEVICE int convert_plane(int e, int slot, int exponent, float& peak, lost_input* lost, int most, int lost_count)
+  {
+    aim_plane(e);
+    unsigned char* plane  = room(slot);
+    const float scale     = power_of_two(exponent);
+    const float threshold = power_of_two(-2 - exponent);
+    unsigned suspicious   = 0;
     switch (vector)
     {
       case input_vector::positions:
-        suspicious = stage_items<input_vector::positions>(plane, threshold, scale, peak);
+        suspicious = convert_items<input_vector::positions>(plane, threshold, scale, peak);
         break;
       case input_vector::channels:
-        suspicious = stage_items<input_vector::channels>(plane, threshold, scale, peak);
+        if constexpr (sizeof(In) == 4) // else they are staged as they are
+        {
+          suspicious = convert_items<input_vector::channels>(plane, threshold, scale, peak);
+        }
         break;
-      default: suspicious = stage_items<input_vector::none>(plane, threshold, scale, peak);
+      default: suspicious = convert_items<input_vector::none>(plane, threshold, scale, peak);
     }
     if constexpr (Form == gemm_form::split)
     {
       const unsigned turns = __reduce_or_sync(0xffffffffu, suspicious);
       if (turns != 0)
       {
-        lost_count = list_lost(plane, e, turns, scale, lost, room, lost_count);
+        lost_count = list_lost(plane, e, turns, scale, lost, most, lost_count);
       }
     }
     return lost_count;
+  }
+
+private:
+  TCONV_DEVICE unsigned char* room(int slot) const
+  {
+    return gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
+  }
+  TCONV_DEVICE void aim_plane(int e)
+  {
+    const auto in_h = static_cast<int>(problem.axis[1].in);
+    const auto in_w = static_cast<int>(problem.axis[2].in);
+    const int depth = first_d + e;
+    corner          = (depth * in_h + first_h) * in_w + first_w;
+    plane_inside    = depth >= 0 && depth < static_cast<int>(problem.axis[0].in);
+    first           = (warp + e) % Warps * 32;
   }
 };
 

@@ -420,7 +420,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   {
     vector = last ? block::input_vector::channels : block::input_vector::positions;
   }
-  block::plane_stager<Form, warps, In> stager{problem, x, vector, warp, lane};
+  block::plane_stager<Form, warps, In> stager(problem, x, vector, warp, lane);
 
   const int planes  = problem.planes;
   const int ring    = problem.ring_planes;
@@ -460,16 +460,24 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
       listed          = chunk == 0 ? 0 : listed;
       for (int begin = kept;; begin = 0)
       {
+        const auto slot_of = [&](int e) { return first_plane + e < ring ? first_plane + e : first_plane + e - ring; };
+        stager.aim(block::opaque(index), chunk);
+        // All planes are under way at once.
+#  pragma unroll 1
+        for (int e = begin; e < planes; ++e)
+        {
+          stager.copy_plane(e, slot_of(e));
+        }
+        stager.await_copies();
         int gone = listed;
 #  pragma unroll 1
         for (int e = begin; e < planes; ++e)
         {
-          const int slot = first_plane + e < ring ? first_plane + e : first_plane + e - ring;
-          float peak     = 0.0f;
+          const int slot = slot_of(e);
           const int list = chunks == 1 ? slot : turn;
+          float peak     = 0.0f;
           gone           = chunks == 1 ? 0 : gone;
-          gone           = stager.stage(
-            block::opaque(index), chunk, e, exponent, slot, peak, lists.at(list, warp), lists.room, gone);
+          gone           = stager.convert_plane(e, slot, exponent, peak, lists.at(list, warp), lists.room, gone);
           if constexpr (Form == gemm_form::split)
           {
             // Magnitudes are ordered as their bits are.
