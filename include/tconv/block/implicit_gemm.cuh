@@ -29,7 +29,8 @@ namespace block
 /// An input that the split form cannot hold exactly enough: staged as 0, its products are added one by one.
 struct lost_input
 {
-  int row;      ///< staged row
+  short plane;  ///< staged plane; known to the list where planes stay for the next tile
+  short row;    ///< staged row
   int position; ///< staged position along w
   int channel;
   float value;
@@ -51,8 +52,8 @@ struct gemm_segment
 struct gemm_control
 {
   static constexpr int most_planes   = 32; ///< of the ring
-  static constexpr int lost_per_warp = 8;
-  static constexpr int warps         = 3;
+  static constexpr int lost_per_warp = 8;  ///< and plane of the ring
+  static constexpr int warps         = 7;  ///< that stage, at most
 
   uint64_t full[tuning::implicit_gemm_max_stages];  ///< weights have arrived
   uint64_t empty[tuning::implicit_gemm_max_stages]; ///< weights have been used
@@ -61,11 +62,13 @@ struct gemm_control
   gemm_segment segment[2];
   int one_by_one; ///< a weight does not fit the split form: no tile does
   int pair[128];  ///< cells of each pair of rows, see gemm_cells
-  float plane_peak[most_planes * warps];
+  float plane_peak[most_planes][warps];
   int lost_count[most_planes][warps];
   alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
 };
 static_assert(sizeof(gemm_control) <= gemm_control_bytes, "tconv: control data has outgrown its room");
+static_assert(gemm_control::warps * gemm_control::lost_per_warp * static_cast<int>(sizeof(lost_input)) == gemm_lost_bytes,
+              "tconv: the plan has room for other lists");
 
 /// The shared memory of a block. A function and no pointer that is handed around: a constant address takes no registers.
 TCONV_DEVICE unsigned char* gemm_memory()
@@ -77,12 +80,23 @@ TCONV_DEVICE gemm_control& control_data()
 {
   return *reinterpret_cast<gemm_control*>(gemm_memory());
 }
-/// The list of lost inputs of a staging warp for a slot of the ring of planes.
-TCONV_DEVICE lost_input* lost_list(int slot, int warp)
+/// Lists of lost inputs, one per staging warp and plane of the ring; or, where channels are staged in chunks, one per staging warp for all
+/// chunks of a phase, twice in turn.
+struct lost_lists
 {
-  return reinterpret_cast<lost_input*>(gemm_memory() + gemm_control_bytes)
-       + (slot * gemm_control::warps + warp) * gemm_control::lost_per_warp;
-}
+  int room; ///< of a list, entries
+
+  TCONV_DEVICE explicit lost_lists(const gemm_problem& problem)
+      : room(gemm_control::lost_per_warp * (problem.chunks() == 1 ? 1 : problem.ring_planes / 2))
+  {
+    room = room > 0 ? room : gemm_control::lost_per_warp / 2;
+  }
+  /// \p number: slot of the ring, or turn.
+  TCONV_DEVICE lost_input* at(int number, int warp) const
+  {
+    return reinterpret_cast<lost_input*>(gemm_memory() + gemm_control_bytes) + (number * gemm_control::warps + warp) * room;
+  }
+};
 
 /// \p v of lane 0, which is that of all lanes: what the compiler needs to know before it branches around products.
 TCONV_DEVICE int uniform(int v)
@@ -229,8 +243,8 @@ TCONV_DEVICE unsigned round_tf32(float v)
   return result;
 }
 
-/// Copies 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false. The size is an operand here, and not
-/// a branch as in the runtime's function.
+/// Copies 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false, whatever the source. The size is an
+/// operand here, and not a branch as in the runtime's function.
 template <int Bytes>
 TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists)
 {
@@ -284,21 +298,37 @@ struct plane_stager
   input_vector vector;
   int warp; ///< of the staging warps
   int lane;
+  // Divisions once and not per item.
+  small_divisor by_columns;
+  small_divisor by_rows;
 
-  // Of the plane at hand.
+  TCONV_DEVICE plane_stager(const gemm_problem& p, const In* source, input_vector how, int staging_warp, int own_lane)
+      : problem(p)
+      , x(source)
+      , vector(how)
+      , warp(staging_warp)
+      , lane(own_lane)
+      , by_columns(p.width >> 2)
+      , by_rows(p.rows)
+  {}
+
+  // Of the tile and the chunk of channels at hand.
   const In* sample;
+  int first_d;
   int first_h;
   int first_w;
-  int corner; ///< offset of the plane's first row and column
   int first_channel;
-  int items;
+  int items; ///< of a plane
+  // Of the plane at hand.
+  int corner; ///< offset of the plane's first row and column
   bool plane_inside;
+  int first; ///< item of lane 0: warps take turns, lest the first ones always have more
 
   TCONV_DEVICE location locate(int number) const
   {
     const int columns = problem.width >> 2;
-    const int above   = small_divisor(columns).quotient(number >> 2);
-    const int block   = small_divisor(problem.rows).quotient(above);
+    const int above   = by_columns.quotient(number >> 2);
+    const int block   = by_rows.quotient(above);
     return {above - block * problem.rows, (number >> 2) - above * columns, block, number & 3};
   }
 
@@ -339,15 +369,14 @@ struct plane_stager
       const int w_of       = along_w ? w : w + i;
       const int channel_of = along_w ? channel + i : channel;
       const bool exists    = inside && w_of >= 0 && w_of < in_w && channel_of < static_cast<int>(problem.in_channels);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(i), exists ? sample + source : x, exists);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(i), sample + source, exists);
       source += along_w ? channel_step : step;
     }
   }
-  /// Takes an item that has been copied and is to be converted.
+  /// Takes an item that has been copied to \p from and is to be converted.
   template <input_vector Vector>
-  TCONV_DEVICE void take(item& of, int number, const unsigned char* plane) const
+  TCONV_DEVICE void take(item& of, const unsigned char* from) const
   {
-    const unsigned char* from = plane + target_of(locate(number));
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
@@ -382,7 +411,7 @@ struct plane_stager
     const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
     const int h             = first_h + at.row;
     const int w             = first_w + 4 * at.column;
-    const bool inside       = number < items && plane_inside && h >= 0 && h < in_h;
+    const bool inside       = plane_inside && h >= 0 && h < in_h;
     unsigned source         = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
                     + static_cast<unsigned>(channel) * channel_step;
     TCONV_PRAGMA_UNROLL
@@ -415,14 +444,9 @@ struct plane_stager
     }
   }
 
-  /// Stores an item, converted. fp32 values may be changed by find_lost() before.
-  TCONV_DEVICE void store(const item& of, int number, unsigned char* plane, float scale) const
+  /// Stores an item to \p at, converted.
+  TCONV_DEVICE void store(const item& of, unsigned char* at, float scale) const
   {
-    if (number >= items)
-    {
-      return;
-    }
-    unsigned char* at = plane + target_of(locate(opaque(number))); // again: its parts would take registers until here
     TCONV_PRAGMA_UNROLL
     for (int p = 0; p < 4; ++p)
     {
@@ -495,16 +519,16 @@ struct plane_stager
     return suspicious;
   }
 
-  /// Lists the inputs of this warp's items that the split form loses, and replaces them by 0 where they are staged. Returns how many
-  /// are listed or would be. \p turns: bit i is set where turn i of this warp, or one from 31 on, has something suspicious. Rare, and
+  /// Lists the inputs of this warp's items that the split form loses, behind \p lost_count others, and replaces them by 0 where they are
+  /// staged. Returns how many are listed or would be if there were room. \p turns: bit i is set where turn i of this warp, or one from 31 on, has something suspicious. Rare, and
   /// so one by one: registers are for the loop that has to be fast.
-  TCONV_DEVICE int list_lost(unsigned char* plane, unsigned turns, float scale, lost_input* lost) const
+  TCONV_DEVICE int
+  list_lost(unsigned char* plane, int e, unsigned turns, float scale, lost_input* lost, int most, int lost_count) const
   {
     const auto in_h = static_cast<int>(problem.axis[1].in);
     const auto in_w = static_cast<int>(problem.axis[2].in);
-    int lost_count  = 0;
 #pragma unroll 1
-    for (int base = warp * 32, turn = 0; base < items; base += Warps * 32, ++turn)
+    for (int base = first, turn = 0; base < items; base += Warps * 32, ++turn)
     {
       if ((turns >> (turn < 31 ? turn : 31) & 1) == 0)
       {
@@ -532,9 +556,9 @@ struct plane_stager
         const int place      = lost_count + __popc(whose & ((1u << lane) - 1));
         if (gone)
         {
-          if (place < gemm_control::lost_per_warp)
+          if (place < most)
           {
-            lost[place] = {at.row, position, channel, v};
+            lost[place] = {static_cast<short>(e), static_cast<short>(at.row), position, channel, v};
           }
           const int slot      = (position & 1) * (problem.width >> 1) + (position >> 1);
           auto* halves        = reinterpret_cast<unsigned short*>(plane
@@ -549,102 +573,128 @@ struct plane_stager
     return lost_count;
   }
 
-  /// Loads, inspects and stores the items of this warp; bit i of the result is set where an input of turn i may be lost.
-  template <input_vector Vector>
-  TCONV_DEVICE unsigned stage_items(unsigned char* plane, float threshold, float scale, float& peak) const
-  {
-    if constexpr (Vector != input_vector::none)
-    {
-      // All are under way at once.
-#pragma unroll 1
-      for (int number = warp * 32 + lane; number < items; number += Warps * 32)
-      {
-        copy<Vector>(number, plane);
-      }
-      copy_async_commit();
-      copy_async_wait<0>();
-    }
-    if constexpr (Vector == input_vector::channels && sizeof(In) == 2)
-    {
-      return 0; // staged already
-    }
-    else
-    {
-      return convert_items<Vector>(plane, threshold, scale, peak);
-    }
-  }
-
-  /// Inspects and stores the items of this warp, loaded before unless Vector is none; result as of stage_items().
+  /// Inspects and stores the items of this warp, copied before unless Vector is none; bit i of the result is set where an input of turn i
+  /// may be lost.
   template <input_vector Vector>
   TCONV_DEVICE unsigned convert_items(unsigned char* plane, float threshold, float scale, float& peak) const
   {
     unsigned suspicious = 0;
     unsigned turn       = 1;
 #pragma unroll 1
-    for (int base = warp * 32; base < items; base += Warps * 32)
+    for (int base = first; base < items; base += Warps * 32)
     {
       const int number = base + lane;
-      item now{};
-      if constexpr (Vector == input_vector::none)
+      if (number < items)
       {
-        load(now, number);
+        unsigned char* at = plane + target_of(locate(number));
+        item now;
+        if constexpr (Vector == input_vector::none)
+        {
+          load(now, number);
+        }
+        else
+        {
+          take<Vector>(now, at);
+        }
+        if constexpr (Form == gemm_form::split)
+        {
+          suspicious |= inspect(now, threshold, peak) ? turn : 0;
+        }
+        store(now, at, scale);
       }
-      else if (number < items)
-      {
-        take<Vector>(now, number, plane);
-      }
-      if constexpr (Form == gemm_form::split)
-      {
-        suspicious |= inspect(now, threshold, peak) ? turn : 0;
-        turn = turn < 0x80000000u ? turn << 1 : turn;
-      }
-      store(now, number, plane, scale);
+      turn = turn < 0x80000000u ? turn << 1 : turn;
     }
     return suspicious;
   }
 
-  /// Stages plane number \p e of tile \p index into slot \p slot of the ring. \p peak collects the largest finite magnitude. Returns
-  /// how many inputs of this warp were lost.
-  TCONV_DEVICE int stage(int index, int chunk, int e, int exponent, int slot, float& peak)
+  /// Takes up the planes of chunk \p chunk of tile \p index.
+  TCONV_DEVICE void aim(int index, int chunk)
   {
-    const gemm_tile tile  = locate_gemm_tile(problem, index);
-    const int depth       = tile.cell[0] - problem.most_shift[0] + e;
-    const auto in_d       = static_cast<int>(problem.axis[0].in);
-    const auto in_h       = static_cast<int>(problem.axis[1].in);
-    const auto in_w       = static_cast<int>(problem.axis[2].in);
-    sample                = x + tile.n * problem.x.sample;
-    items                 = problem.blocks_of(chunk) * problem.rows * (problem.width >> 2) * 4;
-    first_h               = tile.cell[1] - problem.most_shift[1];
-    first_w               = tile.cell[2] - problem.left;
-    first_channel         = chunk * problem.chunk_blocks * gemm_block_channels;
-    corner                = (depth * in_h + first_h) * in_w + first_w;
-    plane_inside          = depth >= 0 && depth < in_d;
-    unsigned char* plane  = gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
-    lost_input* lost      = lost_list(slot, warp);
+    const gemm_tile tile = locate_gemm_tile(problem, index);
+    sample               = x + tile.n * problem.x.sample;
+    first_d              = tile.cell[0] - problem.most_shift[0];
+    first_h              = tile.cell[1] - problem.most_shift[1];
+    first_w              = tile.cell[2] - problem.left;
+    first_channel        = chunk * problem.chunk_blocks * gemm_block_channels;
+    items                = problem.blocks_of(chunk) * problem.rows * (problem.width >> 2) * 4;
+  }
+
+  /// Starts to copy plane number \p e into slot \p slot of the ring.
+  TCONV_DEVICE void copy_plane(int e, int slot)
+  {
+    aim_plane(e);
+    unsigned char* plane = room(slot);
+    if (vector == input_vector::positions)
+    {
+#pragma unroll 1
+      for (int number = first + lane; number < items; number += Warps * 32)
+      {
+        copy<input_vector::positions>(number, plane);
+      }
+    }
+    else if (vector == input_vector::channels)
+    {
+#pragma unroll 1
+      for (int number = first + lane; number < items; number += Warps * 32)
+      {
+        copy<input_vector::channels>(number, plane);
+      }
+    }
+  }
+
+  /// Waits for all copies of this thread.
+  TCONV_DEVICE static void await_copies()
+  {
+    copy_async_commit();
+    copy_async_wait<0>();
+  }
+
+  /// Stages plane number \p e, which has been copied to slot \p slot. \p peak collects the largest finite magnitude. Inputs of
+  /// this warp that are lost are listed at \p lost, which has room for \p most and holds \p lost_count; returns how many there are then.
+  TCONV_DEVICE int convert_plane(int e, int slot, int exponent, float& peak, lost_input* lost, int most, int lost_count)
+  {
+    aim_plane(e);
+    unsigned char* plane  = room(slot);
     const float scale     = power_of_two(exponent);
     const float threshold = power_of_two(-2 - exponent);
-    int lost_count        = 0;
-
-    unsigned suspicious = 0;
+    unsigned suspicious   = 0;
     switch (vector)
     {
       case input_vector::positions:
-        suspicious = stage_items<input_vector::positions>(plane, threshold, scale, peak);
+        suspicious = convert_items<input_vector::positions>(plane, threshold, scale, peak);
         break;
       case input_vector::channels:
-        suspicious = stage_items<input_vector::channels>(plane, threshold, scale, peak);
+        if constexpr (sizeof(In) == 4) // else they are staged as they are
+        {
+          suspicious = convert_items<input_vector::channels>(plane, threshold, scale, peak);
+        }
         break;
-      default: suspicious = stage_items<input_vector::none>(plane, threshold, scale, peak);
+      default: suspicious = convert_items<input_vector::none>(plane, threshold, scale, peak);
     }
     if constexpr (Form == gemm_form::split)
     {
       const unsigned turns = __reduce_or_sync(0xffffffffu, suspicious);
       if (turns != 0)
       {
-        lost_count = list_lost(plane, turns, scale, lost);
+        lost_count = list_lost(plane, e, turns, scale, lost, most, lost_count);
       }
     }
     return lost_count;
+  }
+
+private:
+  TCONV_DEVICE unsigned char* room(int slot) const
+  {
+    return gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
+  }
+  TCONV_DEVICE void aim_plane(int e)
+  {
+    const auto in_h = static_cast<int>(problem.axis[1].in);
+    const auto in_w = static_cast<int>(problem.axis[2].in);
+    const int depth = first_d + e;
+    corner          = (depth * in_h + first_h) * in_w + first_w;
+    plane_inside    = depth >= 0 && depth < static_cast<int>(problem.axis[0].in);
+    first           = (warp + e) % Warps * 32;
   }
 };
 
@@ -794,21 +844,30 @@ struct ring_place
   }
 };
 
-/// Multiplies one step for the sets in Mask, whose weights begin at \p b. On return the products are complete.
-template <class Policy, gemm_form Form, int Mask>
-TCONV_DEVICE void multiply_step(gemm_accumulators<Policy>& sums, gemm_fragment<Form>& fragment, uint64_t b)
+/// Multiplies Count steps for the sets in Mask, whose weights begin at \p b. On return the products are complete.
+template <class Policy, gemm_form Form, int Mask, int Count>
+TCONV_DEVICE void
+multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], uint64_t b)
 {
   constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  fragment.complete();
-  fragment.pin();
+  TCONV_PRAGMA_UNROLL
+  for (gemm_fragment<Form>& fragment : fragments)
+  {
+    fragment.complete();
+    fragment.pin();
+  }
   wgmma::fence();
   TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
+  for (const gemm_fragment<Form>& fragment : fragments)
   {
-    if ((Mask >> set & 1) != 0)
+    TCONV_PRAGMA_UNROLL
+    for (int set = 0; set < Policy::sets; ++set)
     {
-      fragment.template multiply<Policy::columns>(sums[set], b);
-      b += piece;
+      if ((Mask >> set & 1) != 0)
+      {
+        fragment.template multiply<Policy::columns>(sums[set], b);
+        b += piece;
+      }
     }
   }
   wgmma::commit();
@@ -836,7 +895,11 @@ struct step_walk
       , present(problem.present)
       , left(phase.shifts)
   {}
-  TCONV_DEVICE void advance() { next = *++entry; }
+  TCONV_DEVICE void advance(int steps)
+  {
+    entry += steps;
+    next = *entry;
+  }
   /// Two sets: which of them the next step has weights for.
   TCONV_DEVICE int advance_sets(const gemm_problem& problem, int shifts)
   {
@@ -850,6 +913,29 @@ struct step_walk
     return sets;
   }
 };
+
+/// Multiplies groups of Count steps of one set, as many as \p steps has, and takes them off it; \p b moves on. The products of a group are
+/// waited for once: so few of them take less time than the way to the next wait.
+template <class Policy, gemm_form Form, int Count>
+TCONV_DEVICE void
+multiply_groups(gemm_accumulators<Policy>& sums, const unsigned char* row, uint64_t& b, int& steps, step_walk& walk)
+{
+  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+#  pragma unroll 1
+  for (; steps >= Count; steps -= Count)
+  {
+    gemm_fragment<Form> fragments[Count];
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < Count; ++i)
+    {
+      const gemm_step at = i == 0 ? walk.next : walk.entry[i];
+      fragments[i].load(row + at.first, row + at.second);
+    }
+    walk.advance(Count);
+    multiply_steps<Policy, Form, 1>(sums, fragments, b);
+    b += Count * piece;
+  }
+}
 
 /// Multiplies \p steps steps of a stage, whose weights begin at \p stage, from where \p walk stands. \p row: the thread's staged
 /// input for the taps of the stage. Called by a warpgroup; on return the products are complete.
@@ -865,29 +951,45 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
   constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
   uint64_t b               = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
 
-#  pragma unroll 1
-  for (; steps > 0; --steps)
+  if constexpr (Policy::sets == 1)
   {
-    // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-    gemm_fragment<Form> fragment;
-    fragment.load(row + walk.next.first, row + walk.next.second);
-    walk.advance();
-    const int sets = Policy::sets == 1 ? 1 : walk.advance_sets(problem, shifts);
-    // A branch around each case as a whole: products must not straddle one.
-    if (Policy::sets == 1 || sets == 3)
+    constexpr int most = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
+    if constexpr (most >= 4)
     {
-      multiply_step<Policy, Form, 3>(sums, fragment, b);
-      b += Policy::sets * piece;
+      multiply_groups<Policy, Form, 4>(sums, row, b, steps, walk);
     }
-    else if (sets == 1)
+    if constexpr (most >= 2)
     {
-      multiply_step<Policy, Form, 1>(sums, fragment, b);
-      b += piece;
+      multiply_groups<Policy, Form, 2>(sums, row, b, steps, walk);
     }
-    else
+    multiply_groups<Policy, Form, 1>(sums, row, b, steps, walk);
+  }
+  else
+  {
+#  pragma unroll 1
+    for (; steps > 0; --steps)
     {
-      multiply_step<Policy, Form, 2>(sums, fragment, b);
-      b += piece;
+      // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
+      gemm_fragment<Form> fragment[1];
+      fragment[0].load(row + walk.next.first, row + walk.next.second);
+      walk.advance(1);
+      const int sets = walk.advance_sets(problem, shifts);
+      // A branch around each case as a whole: products must not straddle one.
+      if (sets == 3)
+      {
+        multiply_steps<Policy, Form, 3>(sums, fragment, b);
+        b += 2 * piece;
+      }
+      else if (sets == 1)
+      {
+        multiply_steps<Policy, Form, 1>(sums, fragment, b);
+        b += piece;
+      }
+      else
+      {
+        multiply_steps<Policy, Form, 2>(sums, fragment, b);
+        b += piece;
+      }
     }
   }
 }

@@ -22,6 +22,9 @@ inline constexpr int gemm_block_channels = 16;
 /// Bytes of shared memory for barriers and other control data.
 inline constexpr int gemm_control_bytes = 4096;
 
+/// Split form: room for the lists of lost inputs of 7 staging warps, 8 entries each, bytes per plane of the ring.
+inline constexpr int gemm_lost_bytes = 7 * 8 * 16;
+
 /// How operands of a product are formed.
 enum class gemm_form : int
 {

@@ -51,7 +51,7 @@ auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
 /// Bytes before the table of steps, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
 constexpr int64_t gemm_control_room(gemm_form form, int planes)
 {
-  return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 3 * 8 * 16 : 0);
+  return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * gemm_lost_bytes : 0);
 }
 
 /// Bytes before the ring of weights: the table of steps comes last. A multiple of 128.

@@ -288,32 +288,37 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
   }
 }
 
-/// Adds the products of the inputs that were staged as 0.
+/// Adds the products of the inputs that were staged as 0. \p turn: of the lists, where there are chunks.
 template <class Policy, class In>
 TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
                                     const gemm_problem& problem,
                                     const block::gemm_cells& thread,
                                     const gemm_phase& phase,
                                     int first_plane,
+                                    int turn,
                                     int first_channel,
                                     const In* w)
 {
   const conv_axis* axis = problem.axis;
   const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
   const int channels    = static_cast<int>(problem.out_channels) - first_channel;
+  const bool whole      = problem.chunks() == 1;
+  const block::lost_lists lists(problem);
 #  pragma unroll 1
-  for (int e = 0; e < problem.planes; ++e)
+  for (int e = 0; e < (whole ? problem.planes : 1); ++e)
   {
     const int slot = first_plane + e < problem.ring_planes ? first_plane + e : first_plane + e - problem.ring_planes;
 #  pragma unroll 1
-    for (int warp = 0; warp < block::gemm_control::warps; ++warp)
+    for (int warp = 0; warp < Policy::staging_warps; ++warp)
     {
-      const int count = block::control_data().lost_count[slot][warp];
+      const int list  = whole ? slot : turn;
+      const int count = block::control_data().lost_count[list][warp];
 #  pragma unroll 1
       for (int i = 0; i < count; ++i)
       {
-        const block::lost_input input = block::lost_list(slot, warp)[i];
-        const int td = landing_tap(axis[0], phase.along[0], thread.cell[0] + problem.most_shift[0] - e);
+        const block::lost_input input = lists.at(list, warp)[i];
+        const int plane               = whole ? e : input.plane;
+        const int td = landing_tap(axis[0], phase.along[0], thread.cell[0] + problem.most_shift[0] - plane);
         const int th = landing_tap(axis[1], phase.along[1], thread.cell[1] + problem.most_shift[1] - input.row);
         if (td < 0 || th < 0)
         {
@@ -404,7 +409,7 @@ template <class Policy, gemm_form Form, class In>
 TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int last_tile, const In* x)
 {
   constexpr int warps = Policy::staging_warps;
-  static_assert(warps == block::gemm_control::warps, "tconv: one list of lost inputs per staging warp");
+  static_assert(warps <= block::gemm_control::warps, "tconv: one list of lost inputs per staging warp");
   block::gemm_control& control = block::control_data();
   const int warp               = block::uniform(static_cast<int>(threadIdx.x) / 32) - (Policy::threads / 32 - warps);
   const int lane               = static_cast<int>(threadIdx.x) % 32;
@@ -415,21 +420,24 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   {
     vector = last ? block::input_vector::channels : block::input_vector::positions;
   }
-  block::plane_stager<Form, warps, In> stager{problem, x, vector, warp, lane};
+  block::plane_stager<Form, warps, In> stager(problem, x, vector, warp, lane);
 
   const int planes  = problem.planes;
   const int ring    = problem.ring_planes;
   const int chunks  = problem.chunks();
   const int repeats = chunks == 1 ? 1 : problem.total_phases() * chunks;
-  int first_plane   = 0;
-  int exponent      = 13;
-  int segment       = 0;
+  const block::lost_lists lists(problem);
+  int first_plane = 0;
+  int exponent    = 13;
+  int segment     = 0;
+  int listed      = 0; // lost inputs of this warp in earlier chunks
   for (int index = first_tile; index < last_tile; ++index)
   {
 #  pragma unroll 1
     for (int repeat = 0; repeat < repeats; ++repeat, ++segment)
     {
       const int chunk     = repeat % chunks;
+      const int turn      = segment / chunks & 1; // of lists, where there are chunks
       const auto wait_for = [&](int other) {
         if (other >= 0)
         {
@@ -449,22 +457,35 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
 
       bool one_by_one = false;
       bool lost       = false;
+      listed          = chunk == 0 ? 0 : listed;
       for (int begin = kept;; begin = 0)
       {
+        const auto slot_of = [&](int e) { return first_plane + e < ring ? first_plane + e : first_plane + e - ring; };
+        stager.aim(block::opaque(index), chunk);
+        // All planes are under way at once.
 #  pragma unroll 1
         for (int e = begin; e < planes; ++e)
         {
-          const int slot = first_plane + e < ring ? first_plane + e : first_plane + e - ring;
+          stager.copy_plane(e, slot_of(e));
+        }
+        stager.await_copies();
+        int gone = listed;
+#  pragma unroll 1
+        for (int e = begin; e < planes; ++e)
+        {
+          const int slot = slot_of(e);
+          const int list = chunks == 1 ? slot : turn;
           float peak     = 0.0f;
-          const int gone = stager.stage(block::opaque(index), chunk, e, exponent, slot, peak);
+          gone           = chunks == 1 ? 0 : gone;
+          gone           = stager.convert_plane(e, slot, exponent, peak, lists.at(list, warp), lists.room, gone);
           if constexpr (Form == gemm_form::split)
           {
             // Magnitudes are ordered as their bits are.
             peak = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(peak)));
             if (lane == 0)
             {
-              control.lost_count[slot][warp]          = gone;
-              control.plane_peak[slot * warps + warp] = peak;
+              control.lost_count[list][warp] = gone;
+              control.plane_peak[slot][warp] = peak;
             }
           }
         }
@@ -478,16 +499,17 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
 #  pragma unroll 1
         for (int i = 0; i < planes * warps; ++i)
         {
-          const int at = first_plane * warps + i < ring * warps ? first_plane * warps + i
-                                                                : (first_plane - ring) * warps + i;
-          peak         = fmaxf(peak, control.plane_peak[at]);
-          most_lost    = most_lost > control.lost_count[0][at] ? most_lost : control.lost_count[0][at];
+          const int plane = first_plane + i / warps;
+          const int slot  = plane < ring ? plane : plane - ring;
+          const int here  = control.lost_count[chunks == 1 ? slot : turn][i % warps];
+          peak            = fmaxf(peak, control.plane_peak[slot][i % warps]);
+          most_lost       = most_lost > here ? most_lost : here;
         }
         // What is uniform stays out of the registers of each thread.
         peak       = __int_as_float(block::uniform(__float_as_int(peak)));
         most_lost  = block::uniform(most_lost);
         lost       = most_lost > 0;
-        one_by_one = most_lost > (chunks == 1 ? block::gemm_control::lost_per_warp : 0);
+        one_by_one = most_lost > lists.room;
         // The scale was chosen for the tile before. Where it does not suit this one, everything is staged again. Later chunks of a
         // phase must not scale up what is already accumulated.
         const float scaled = peak * block::power_of_two(exponent);
@@ -506,6 +528,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
         wait_for(segment - 1);
         block::synchronize_staging<warps * 32>(); // everyone has read the peaks
       }
+      listed = chunks == 1 ? 0 : control.lost_count[turn][warp];
       if (warp == 0 && lane == 0)
       {
         const block::gemm_tile tile  = block::locate_gemm_tile(problem, block::opaque(index));
@@ -690,11 +713,12 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
           scale = {};
           multiply_one_by_one<Policy>(sums, problem, tile, own, phase, first_channel, x, w);
         }
-        else if (chunks == 1 && tile.lost != 0)
+        else if (tile.lost != 0)
         {
           scale.apply(sums);
           scale = {};
-          add_lost_products<Policy>(sums, problem, own, phase, tile.first_plane, first_channel, w);
+          add_lost_products<Policy>(
+            sums, problem, own, phase, tile.first_plane, state.segment / chunks & 1, first_channel, w);
         }
       }
     }

@@ -25,13 +25,19 @@ struct implicit_gemm_policy
   /// Four warpgroups while a thread holds 64 accumulators: one's epilogue runs under the others' products.
   static constexpr int consumers = accumulators <= 64 ? 4 : 2;
   static constexpr int rows      = consumers * 64; ///< cells of a tile
-  static constexpr int threads   = (consumers + 1) * 128;
-  /// Warps of the copying warpgroup that stage the input; one streams weights.
-  static constexpr int staging_warps   = 3;
+  /// Two warpgroups that copy where registers allow: with few accumulators there are as many inputs as outputs, and staging them is
+  /// what limits a block (three warps: L1_57 waited for them a third of its time).
+  static constexpr int copying = accumulators <= 32 ? 2 : 1;
+  static constexpr int threads = (consumers + copying) * 128;
+  /// Warps of the copying warpgroups that stage the input; one streams weights.
+  static constexpr int staging_warps   = copying * 4 - 1;
   static constexpr int staging_threads = staging_warps * 32;
-  /// Registers per thread: what the launch gives to all, what consumers take, what the copying warpgroup keeps. The
-  /// register file holds 65,536.
-  static constexpr int consumer_registers = consumers == 4 ? 104 : 216;
+  /// Steps of one phase that are multiplied at once, whose left operands take \p Registers each: as many as there are registers for.
+  template <int Registers>
+  static constexpr int steps_at_once = accumulators > 32 ? (Registers <= 4 ? 2 : 1) : (Registers <= 4 ? 4 : 2);
+  /// Registers per thread: what consumers take, what the copying warpgroups keep. Together no more than the block is launched with: 80
+  /// for each of 768 threads, 96 for 640, 168 for 384.
+  static constexpr int consumer_registers = copying == 2 ? 88 : (consumers == 4 ? 104 : 216);
   static constexpr int producer_registers = consumers == 4 ? 64 : 72;
 };
 
