@@ -78,9 +78,11 @@ struct engine_call
   bool run(const Chain& functors, launch_mode mode = launch_mode::direct)
   {
     const auto strides = tconv::tensor_strides::of(order, shape.out_channels, shape.output_positions());
-    const bool vector  = strides.channels_last()
-                         ? shape.out_channels % tconv::block::fragment_channel_vector<Out> == 0 && misalignment % 8 == 0
-                         : shape.output(2) % 4 == 0 && misalignment % 4 == 0;
+    const bool last    = strides.channels_last();
+    const int together = tconv::block::store_width<Out>(last);
+    const bool vector  = last ? shape.out_channels % together == 0 && misalignment % together == 0
+                              : shape.stride[2] == plan.problem.sets && shape.output(2) % together == 0
+                                 && misalignment % together == 0;
     return tconv_test::run(mode, [&](cudaStream_t stream) {
       return tconv::runtime::launch_implicit_gemm<Form>(
         plan,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-/// The host side of the tensor-core engine: what packing, streaming and multiplying must agree on. For random shapes, the steps of a
-/// row are compared with the taps that their weights belong to, and with the room that stages and staged input have.
+/// The host side of the tensor-core engine: what packing, streaming and multiplying must agree on. For random shapes, the pieces
+/// of weights in the order in which a stage holds them are compared with the order in which the main loop takes them, and with the
+/// place where the packing kernel puts a weight.
 
 #include "../common/conv_case.hpp"
 #include "../common/random.hpp"
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace
 {
@@ -23,41 +25,131 @@ using tconv::gemm_problem;
 using tconv_test::random_stream;
 using tconv_test::shape3;
 
-void check_phase(const gemm_problem& problem, int index)
+/// A piece of weights as a stage holds it.
+struct piece
 {
-  const gemm_phase phase = tconv::make_gemm_phase(problem, index);
-  const int rows         = phase.taps[0] * phase.taps[1];
-  ASSERT_LE((problem.chunks() - 1) * phase.stages + phase.last_stages, problem.phase_stages);
-  ASSERT_EQ(phase.last_stages, rows * problem.row_stages(phase.shifts, problem.blocks_of(problem.chunks() - 1)));
-  ASSERT_LE(problem.chunk_blocks * phase.shifts, problem.row_steps - 1);
-  // Steps: shifts along w, then blocks of channels.
-  const int steps = problem.chunk_blocks * phase.shifts;
-  for (int s = 0; s < steps; ++s)
+  int block; ///< of the chunk
+  std::int64_t tap;
+  int set;
+};
+
+/// Rows of steps of a chunk, in all passes.
+int rows_of(const gemm_problem& problem, const gemm_phase& phase)
+{
+  return tconv::gemm_form_traits::of(problem.form).passes * phase.taps[0] * phase.taps[1];
+}
+
+/// The stages of chunk \p chunk of \p phase: [pass][tap d][tap h][blocks][part], a piece after the other.
+std::vector<std::vector<piece>> stages_of(const gemm_problem& problem, const gemm_phase& phase, int chunk)
+{
+  std::vector<std::vector<piece>> stages;
+  const int blocks = problem.blocks_of(chunk);
+  for (int row = 0; row < rows_of(problem, phase); ++row)
   {
-    const tconv::gemm_step step = problem.step(phase.first_step + s);
-    const int block             = s / phase.shifts;
-    int pieces                  = 0;
-    for (int set = 0; set < problem.sets; ++set)
+    for (int block = 0; block < blocks; block += problem.blocks_per_stage)
     {
-      const std::int64_t tap = problem.tap(phase.along[2], s % phase.shifts, set);
-      if (tap < 0)
+      for (int step = 0; step < phase.steps; step += problem.steps_per_stage)
+      {
+        std::vector<piece> stage;
+        for (int b = block; b < std::min(block + problem.blocks_per_stage, blocks); ++b)
+        {
+          for (int s = step; s < std::min(step + problem.steps_per_stage, phase.steps); ++s)
+          {
+            for (int set = 0; set < problem.sets; ++set)
+            {
+              const std::int64_t tap = problem.tap(phase.along[2], s, set);
+              if (tap >= 0)
+              {
+                stage.push_back({b, tap, set});
+              }
+            }
+          }
+        }
+        stages.push_back(stage);
+      }
+    }
+  }
+  return stages;
+}
+
+/// The main loop's walk over the stage that begins at block \p block and step \p step, as block::multiply_stage() does it.
+void check_main_loop(const gemm_problem& problem,
+                     const gemm_phase& phase,
+                     int blocks,
+                     int block,
+                     int step,
+                     const std::vector<piece>& stage)
+{
+  std::size_t next = 0;
+  for (int b = block; b < std::min(block + problem.blocks_per_stage, blocks); ++b)
+  {
+    int first = step;
+    int rest  = problem.steps_per_stage;
+    for (int which = 0; which < tconv::gemm_series_count; ++which)
+    {
+      const int sets = gemm_problem::sets_of(problem.sets, which);
+      if (sets == 0)
       {
         continue;
       }
-      ++pieces;
-      ASSERT_EQ(problem.axis[2].tap_phase(tap), phase.along[2] + set);
-      const auto position = static_cast<int>(problem.left - problem.axis[2].tap_shift(tap));
-      ASSERT_GE(position, 0);
-      ASSERT_LE(position + problem.box[2], problem.width);
-      ASSERT_EQ(step.first, block * problem.rows * problem.row_bytes() + problem.staged_position(position));
-      ASSERT_EQ(step.second, block * problem.rows * problem.row_bytes() + problem.staged_position(position + 1));
+      const tconv::gemm_series& series = phase.series[which];
+      const int count                  = std::min(series.count - first, rest);
+      for (int i = 0; i < count; ++i)
+      {
+        const int position = series.position + (first + i) * series.step;
+        for (int set = 0; set < problem.sets; ++set)
+        {
+          if ((sets >> set & 1) == 0)
+          {
+            continue;
+          }
+          ASSERT_LT(next, stage.size());
+          const piece& expected = stage[next++];
+          ASSERT_EQ(b, expected.block);
+          ASSERT_EQ(set, expected.set);
+          ASSERT_EQ(position, problem.left - problem.axis[2].tap_shift(expected.tap));
+          ASSERT_EQ(problem.axis[2].tap_phase(expected.tap), phase.along[2] + set);
+          // All positions that cells of the tile read are staged.
+          ASSERT_GE(position, 0);
+          ASSERT_LE(position + problem.box[2], problem.width);
+        }
+      }
+      first = std::max(first - series.count, 0);
+      rest -= std::max(count, 0);
     }
-    ASSERT_EQ(pieces, problem.pieces_of_steps(s + 1, phase.shifts) - problem.pieces_of_steps(s, phase.shifts));
-    const int end = std::min(s + problem.steps_per_stage, steps);
-    ASSERT_LE(
-      (problem.pieces_of_steps(end, phase.shifts) - problem.pieces_of_steps(s, phase.shifts)) * problem.piece_bytes(),
-      problem.stage_bytes);
   }
+  ASSERT_EQ(next, stage.size());
+}
+
+void check_phase(const gemm_problem& problem, int index)
+{
+  const gemm_phase phase = tconv::make_gemm_phase(problem, index);
+  int total              = 0;
+  for (int chunk = 0; chunk < problem.chunks(); ++chunk)
+  {
+    const int blocks  = problem.blocks_of(chunk);
+    const auto stages = stages_of(problem, phase, chunk);
+    ASSERT_EQ(static_cast<int>(stages.size()), chunk + 1 < problem.chunks() ? phase.stages : phase.last_stages);
+    ASSERT_EQ(static_cast<int>(stages.size()), rows_of(problem, phase) * problem.row_stages(phase.steps, blocks));
+    total += static_cast<int>(stages.size());
+    std::size_t at = 0;
+    for (int row = 0; row < rows_of(problem, phase); ++row)
+    {
+      for (int block = 0; block < blocks; block += problem.blocks_per_stage)
+      {
+        for (int step = 0; step < phase.steps; step += problem.steps_per_stage)
+        {
+          const int end    = std::min(step + problem.steps_per_stage, phase.steps);
+          const int pieces = phase.pieces_before(end, problem.sets) - phase.pieces_before(step, problem.sets);
+          ASSERT_EQ(static_cast<int>(stages[at].size()), pieces * std::min(problem.blocks_per_stage, blocks - block));
+          ASSERT_LE(static_cast<int>(stages[at].size()) * problem.piece_bytes(), problem.stage_bytes);
+          ASSERT_NO_FATAL_FAILURE(check_main_loop(problem, phase, blocks, block, step, stages[at]));
+          ++at;
+        }
+      }
+    }
+  }
+  ASSERT_LE(total, problem.phase_stages);
   // Every tap of the phase has a place of its own.
   std::int64_t taps = 0;
   for (std::int64_t t = 0; t < problem.axis[2].kernel; ++t)
@@ -65,14 +157,11 @@ void check_phase(const gemm_problem& problem, int index)
     const tconv::gemm_tap_place place = problem.place(t);
     if (place.group * problem.sets == phase.along[2])
     {
-      ASSERT_EQ(problem.tap(phase.along[2], place.shift, place.set), t);
+      ASSERT_EQ(problem.tap(phase.along[2], place.step, place.set), t);
       ++taps;
     }
   }
-  if (rows > 0)
-  {
-    ASSERT_EQ(taps, problem.pieces_before(phase.shifts));
-  }
+  ASSERT_EQ(taps, phase.pieces_before(phase.steps, problem.sets));
   for (int d = 0; d < phase.taps[0]; ++d)
   {
     const int plane = phase.plane + d * phase.plane_step;
@@ -130,6 +219,14 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
     ASSERT_LE(plan.shared_bytes, tconv::tuning::implicit_gemm_shared_bytes);
     ASSERT_GE(problem.stages, 2);
     ASSERT_GE(problem.ring_planes, problem.planes);
+    // What the warpgroups multiply reaches the last cell of the tile, and ends in shared memory.
+    const int runs = problem.tile_channels == 64 ? 2 : 1;
+    const int last = (problem.box[1] - 1) * problem.width + problem.box[2];
+    ASSERT_LE(last, runs * tconv::tuning::implicit_gemm_cells);
+    ASSERT_LE(problem.staged_at + problem.ring_planes * problem.plane_bytes(), problem.exchange_at);
+    ASSERT_LE(problem.exchange_at
+                + (runs * tconv::tuning::implicit_gemm_cells - last) * tconv::gemm_position_bytes,
+              plan.shared_bytes);
     for (int a = 0; a < 3; ++a)
     {
       ASSERT_GE(static_cast<std::int64_t>(problem.tiles[a]) * problem.box[a], problem.axis[a].cells());

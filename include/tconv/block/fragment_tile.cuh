@@ -2,59 +2,194 @@
 #pragma once
 
 /// \file
-/// The accumulators of a warpgroup matrix instruction as a tile of values: rows of channels lie on the four lanes of a quad.
+/// The accumulators of a warpgroup matrix instruction as tiles of values, and how they get from there to memory.
+///
+/// A thread holds two channels of many outputs. Functors that look at one value at a time are applied to them there, so that operands of
+/// a channel are read twice and not once per output. Then the outputs pass through shared memory, where the channels of an
+/// output are neighbours: for functors across channels, and for stores of whole lines.
 
-#include "../detail/math.hpp"
 #include "../layout.hpp"
 #include "../thread/chain.hpp"
 #include "../thread/element.cuh"
+#include "implicit_gemm_problem.hpp"
+#include "lane_tile.cuh"
+#include "stage_input.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace block
 {
 
-/// Which outputs of a thread exist: output p stands at position first + p * step of its channel.
-struct fragment_run
-{
-  int64_t first;
-  int step;
-  int count; ///< 0 where the thread has none
+/// Accumulators of a thread; see wgmma.cuh for which output is where.
+template <class Policy>
+using gemm_accumulators = float[Policy::sets][tuning::implicit_gemm_cells / 2];
 
-  TCONV_DEVICE int64_t position(int p) const { return p < count ? first + p * step : -1; }
-};
-
-/// Sets x Columns / 2 accumulators of one thread, as the chain sees them (tile concept of chain.hpp). Output p is set p % Sets of
-/// cell p / Sets; channel c of the thread is 8 (c / 2) + 2 quad + c % 2 of the tile. Cells are the two rows of the fragment.
-///
-/// \p Whole: the tile has no padding channels.
-template <int Columns, int Sets, bool Whole>
+/// The accumulators of one thread as the chain sees them (tile concept of chain.hpp), but for rows and positions: functors that ask for
+/// either see their tile later.
+template <class Policy>
 struct fragment_tile
 {
-  float (&sums)[Sets][Columns / 2];
+  gemm_accumulators<Policy>& sums;
+  int n;
+  int first_channel; ///< of the thread; the other one is 8 beyond
+  int channels_total;
+
+  TCONV_DEVICE static constexpr int channels() { return 2; }
+  TCONV_DEVICE static constexpr int positions() { return Policy::sets * tuning::implicit_gemm_cells / 4; }
+  TCONV_DEVICE float& operator()(int c, int p)
+  {
+    const int cell = p / Policy::sets;
+    return sums[p % Policy::sets][cell / 2 * 4 + 2 * c + cell % 2];
+  }
+  /// Padding channels read the operands of the last real one.
+  TCONV_DEVICE coordinate at(int c) const
+  {
+    const int channel = first_channel + 8 * c;
+    return {n, channel < channels_total ? channel : channels_total - 1};
+  }
+};
+
+/// Room for the outputs of Policy::finished_cells cells.
+template <class Policy>
+inline constexpr gemm_exchange exchange_of{Policy::channels, Policy::finished_cells, Policy::sets};
+
+/// Writes the accumulators of Policy::finished_cells cells, from cell First on, for the exchange. \p own: the place of the thread's first
+/// channel and first cell.
+template <class Policy, int First>
+TCONV_DEVICE void put_outputs(const gemm_accumulators<Policy>& sums, float* own)
+{
+  constexpr gemm_exchange room = exchange_of<Policy>;
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < Policy::finished_cells / 2; ++i)
+    {
+      const int row                                               = set * room.set_rows() + i / 4 * 8 + i % 2;
+      own[row * room.pitch() + i % 4 / 2 * 8] = sums[set][First / 2 + i];
+    }
+  }
+}
+
+/// The outputs that are exchanged at a time: those of cells [first, first + count) among the cells of the warpgroup's tile, counted row
+/// after row. Uniform.
+struct exchanged_cells
+{
+  int column; ///< first staged position that was multiplied for them, from the first position of the tile
+  int first;
+  int count;
+
+  /// \p begin: first column of Cells, from the first position of the tile.
+  TCONV_DEVICE exchanged_cells(const gemm_problem& problem, int begin, int cells) : column(begin)
+  {
+    const int wide    = problem.box[2];
+    const int all     = wide * problem.box[1];
+    const auto before = [&](int at) {
+      const int row  = at / problem.width;
+      const int rest = at - row * problem.width;
+      const int here = row * wide + (rest < wide ? rest : wide);
+      return here < all ? here : all;
+    };
+    first = before(begin);
+    count = before(begin + cells) - first;
+  }
+};
+
+/// One of the outputs that are exchanged.
+struct exchanged_output
+{
+  int cell[2]; ///< along h and w, from the first of the tile
+  int set;
+  int row; ///< of the exchange
+
+  /// \p number: in [0, cells.count * sets).
+  template <class Policy>
+  TCONV_DEVICE static exchanged_output
+  of(const gemm_problem& problem, const exchanged_cells& cells, const small_divisor& wide, int number)
+  {
+    const int index = cells.first + number / Policy::sets;
+    exchanged_output result;
+    result.set     = number % Policy::sets;
+    result.cell[0] = wide.quotient(index);
+    result.cell[1] = index - result.cell[0] * problem.box[2];
+    result.row     = result.set * exchange_of<Policy>.set_rows()
+               + (result.cell[0] * problem.width + result.cell[1] - cells.column);
+    return result;
+  }
+};
+
+/// Where the outputs of a tile and phase stand. Uniform.
+struct output_places
+{
+  int64_t plane; ///< first position of the plane
+  int first[2];  ///< output of the tile's first cell and set, along h and w
+  int step[2];   ///< from cell to cell
+  int end[2];    ///< outputs along h and w; none in a plane that does not exist
+
+  /// Its position; negative where there is no such output.
+  TCONV_DEVICE int64_t position(const exchanged_output& output) const
+  {
+    const int h = first[0] + output.cell[0] * step[0];
+    const int w = first[1] + output.cell[1] * step[1] + output.set;
+    return h < end[0] && w < end[1] ? plane + (static_cast<int64_t>(h) * end[1] + w) : -1;
+  }
+};
+
+/// 32 channels of one exchanged output, the others on neighbouring lanes. A lane takes a few neighbouring channels, then as many further
+/// on: so that the lanes of an output meet different banks. \p Whole: the tile has no padding channels.
+template <class Policy, bool Whole>
+struct exchange_tile
+{
+  static constexpr int held  = 32;
+  static constexpr int lanes = Policy::channels / held; ///< of an output
+  static constexpr int hop   = 32 / (lanes * Policy::sets);
+
+  float values[held];
   int n;
   int first_channel; ///< of the thread
   int channels_total;
-  fragment_run run;
+  int64_t number; ///< of the position
 
-  TCONV_DEVICE static constexpr int channels() { return Columns / 4; }
-  TCONV_DEVICE static constexpr int positions() { return 2 * Sets; }
-  TCONV_DEVICE static constexpr int place(int c, int cell) { return c / 2 * 4 + c % 2 + 2 * cell; }
-  TCONV_DEVICE float& operator()(int c, int p) { return sums[p % Sets][place(c, p / Sets)]; }
-  TCONV_DEVICE int64_t position(int p) const { return run.position(p); }
-  TCONV_DEVICE int channel(int c) const { return first_channel + c / 2 * 8 + c % 2; }
-  TCONV_DEVICE bool valid(int c) const { return Whole || channel(c) < channels_total; }
+  TCONV_DEVICE static constexpr int place(int i) { return i / hop * hop * lanes + i % hop; }
+
+  TCONV_DEVICE static constexpr int channels() { return held; }
+  TCONV_DEVICE static constexpr int positions() { return 1; }
+  TCONV_DEVICE float& operator()(int c, int) { return values[c]; }
+  TCONV_DEVICE int64_t position(int) const { return number; }
+  TCONV_DEVICE int channel(int i) const { return first_channel + place(i); }
+  TCONV_DEVICE bool valid(int i) const { return Whole || channel(i) < channels_total; }
   /// Padding channels read the operands of the last real one.
   TCONV_DEVICE coordinate at(int c) const { return {n, valid(c) ? channel(c) : channels_total - 1}; }
 
-  /// The channels of one position (row concept of row.hpp).
-  struct fragment_row
+  /// From and to the exchange; \p row: the thread's first channel.
+  TCONV_DEVICE void load(const float* row)
   {
-    fragment_tile& tile;
-    int p;
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < held; i += 4)
+    {
+      const float4 v = *reinterpret_cast<const float4*>(row + place(i));
+      values[i]      = v.x;
+      values[i + 1]  = v.y;
+      values[i + 2]  = v.z;
+      values[i + 3]  = v.w;
+    }
+  }
+  TCONV_DEVICE void store(float* row) const
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < held; i += 4)
+    {
+      *reinterpret_cast<float4*>(row + place(i)) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+    }
+  }
 
-    TCONV_DEVICE static constexpr int size() { return Columns / 4; }
-    TCONV_DEVICE float& operator[](int i) { return tile(i, p); }
+  /// The channels of the output (row concept of row.hpp).
+  struct exchange_row
+  {
+    exchange_tile& tile;
+
+    TCONV_DEVICE static constexpr int size() { return held; }
+    TCONV_DEVICE float& operator[](int i) { return tile.values[i]; }
     TCONV_DEVICE int64_t channel(int i) const { return tile.channel(i); }
     TCONV_DEVICE int64_t channels() const { return tile.channels_total; }
     TCONV_DEVICE bool valid(int i) const { return tile.valid(i); }
@@ -63,290 +198,160 @@ struct fragment_tile
     template <class Op>
     TCONV_DEVICE float all_reduce(float v, Op op) const
     {
-      v = op(v, __shfl_xor_sync(0xffffffffu, v, 1));
-      return op(v, __shfl_xor_sync(0xffffffffu, v, 2));
+      TCONV_PRAGMA_UNROLL
+      for (int distance = 1; distance < lanes; distance *= 2)
+      {
+        v = op(v, __shfl_xor_sync(0xffffffffu, v, distance));
+      }
+      return v;
     }
   };
-  TCONV_DEVICE fragment_row row(int p) { return {*this, p}; }
+  TCONV_DEVICE exchange_row row(int) { return {*this}; }
 };
 
-/// Elements of T, neighbouring channels, that one store of store_fragment() takes in tensors with channels last: then every sector
-/// that a quad reaches is written as a whole.
+/// Channels of a fragment that a warp holds: what it stores as well, so that nobody else waits for it.
+inline constexpr int warp_channels = 16;
+
+/// Elements of T that one store takes: neighbouring outputs of a channel, or with channels last neighbouring channels.
 template <class T>
-inline constexpr int fragment_channel_vector = sizeof(T) == 4 ? 2 : 8;
-
-/// The calling thread's lane, asked for anew: what is derived from it would else be kept through the main loop.
-TCONV_DEVICE int own_lane()
+TCONV_HOST_DEVICE constexpr int store_width(bool channels_last)
 {
-  auto thread = static_cast<int>(threadIdx.x);
-  asm volatile("" : "+r"(thread));
-  return thread % 32;
+  return channels_last ? 16 / static_cast<int>(sizeof(T)) : 2;
 }
 
-/// The bits of an accumulator. Opaque: else the compiler keeps accumulators as words in the main loop, with moves between products.
-TCONV_DEVICE unsigned opaque_bits(float v)
+/// What a warp stores of the exchanged outputs.
+template <class T>
+struct output_target
 {
-  asm volatile("" : "+f"(v));
-  return __float_as_uint(v);
-}
+  T* sample;              ///< position 0 of channel 0
+  tensor_strides strides;
+  int n;
+  int first_channel;      ///< of the warp
+  int channels;           ///< that y has
+  int channels_total;     ///< that the chain has operands for
+  bool vector;            ///< every store_width() outputs or channels may be stored at once
+};
 
-/// Word i of lane k becomes word k of lane i, among Count neighbouring lanes. \p lane: the calling one. Called by whole warps.
-template <int Count>
-TCONV_DEVICE void transpose_lanes(unsigned (&words)[Count], int lane)
+/// Loads \p Run neighbouring outputs of \p Channels channels from the exchange, from the channel at \p exchange on, finishes them and
+/// stores them. \p number: of the first output; clamped where \p exists is false.
+template <class Policy, int Channels, int Run, class Chain, class T>
+TCONV_DEVICE void finish_outputs(const Chain& functors,
+                                 const gemm_problem& problem,
+                                 const exchanged_cells& cells,
+                                 const small_divisor& wide,
+                                 const output_places& places,
+                                 const float* exchange,
+                                 const output_target<T>& to,
+                                 int channel,
+                                 int number,
+                                 bool vector)
 {
+  constexpr int pitch = exchange_of<Policy>.pitch();
+  float values[Channels][Run];
+  int64_t position[Run];
   TCONV_PRAGMA_UNROLL
-  for (int distance = 1; distance < Count; distance *= 2)
+  for (int p = 0; p < Run; ++p)
   {
-    const bool upper = (lane & distance) != 0;
+    const auto output = exchanged_output::of<Policy>(problem, cells, wide, number + p);
+    const float* row  = exchange + output.row * pitch;
+    position[p]       = places.position(output);
     TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < Count; ++i)
+    for (int c = 0; c < Channels; c += 4)
     {
-      if ((i & distance) == 0)
-      {
-        unsigned& low           = words[i];
-        unsigned& high          = words[i + distance];
-        const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
-        low                     = upper ? received : low;
-        high                    = upper ? high : received;
-      }
+      const float4 v   = *reinterpret_cast<const float4*>(row + c);
+      values[c][p]     = v.x;
+      values[c + 1][p] = v.y;
+      values[c + 2][p] = v.z;
+      values[c + 3][p] = v.w;
     }
   }
-}
-
-/// Stores Count neighbouring values; the target is aligned to them. Streaming: they are not read again.
-template <int Count, class T, class Values>
-TCONV_DEVICE void store_run(T* target, Values values)
-{
-  if constexpr (Count == 4)
+  if constexpr (Chain::length > 0)
   {
-    store_streaming<4>(target, values);
+    const auto locate = [&](int p) { return position[p]; };
+    lane_tile<Channels, Run, 0, decltype(locate)> tile{values, to.n, channel, to.channels_total, 1, locate};
+    apply(functors, tile);
   }
-  else if constexpr (sizeof(T) == 4)
+  const int rest = position[0] < 0 ? 0 : to.channels - channel;
+  if (to.strides.channels_last())
   {
-    static_assert(Count == 2, "tconv: runs have 2 or 4 outputs");
-    __stcs(reinterpret_cast<float2*>(target), make_float2(values(0), values(1)));
-  }
-  else
-  {
-    static_assert(Count == 2, "tconv: runs have 2 or 4 outputs");
-    __stcs(reinterpret_cast<unsigned*>(target), pack_pair<T>(values(0), values(1)));
-  }
-}
-
-/// Channels of a fragment in the order of memory, for a pointer that walks over them. Opaque: else every channel's address is formed
-/// anew, or kept through the main loop.
-template <class T>
-struct channel_walk
-{
-  T* at;
-  int64_t step;
-
-  TCONV_DEVICE channel_walk(T* first, int64_t channel) : at(first), step(channel)
-  {
-    asm volatile("" : "+l"(step), "+l"(at));
-  }
-  TCONV_DEVICE void advance(int channels)
-  {
-    at += channels * step;
-    asm volatile("" : "+l"(at));
-  }
-};
-
-/// Channels first, whole runs at once.
-template <class Tile, class T>
-TCONV_DEVICE void store_whole_runs(Tile& tile, T* base, const tensor_strides& strides, int channels)
-{
-  if (tile.run.count == 0)
-  {
+    T* at = to.sample + position[0] * to.strides.position + channel;
+    if (vector && rest >= Channels)
+    {
+      store_streaming<Channels>(at, [&](int c) { return values[c][0]; });
+      return;
+    }
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < Channels; ++c)
+    {
+      if (c < rest)
+      {
+        at[c] = from_float<T>(values[c][0]);
+      }
+    }
     return;
   }
-  const int rest = channels - tile.first_channel; // channels from the thread's first on
-  channel_walk<T> walk(base + tile.run.first + tile.first_channel * strides.channel, strides.channel);
-  const auto store = [&](bool all) {
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < Tile::channels(); ++c)
-    {
-      if (all || c / 2 * 8 + c % 2 < rest)
-      {
-        store_run<Tile::positions()>(walk.at, [&](int p) { return tile(c, p); });
-      }
-      walk.advance(c % 2 == 0 ? 1 : 7);
-    }
-  };
-  if (rest >= Tile::channels() * 4 - 6)
+  T* at = to.sample + position[0] + channel * to.strides.channel;
+  TCONV_PRAGMA_UNROLL
+  for (int c = 0; c < Channels; ++c)
   {
-    store(true);
+    if (c < rest)
+    {
+      store_streaming<Run>(at, [&](int p) { return values[c][p]; });
+    }
+    at += to.strides.channel;
+  }
+}
+
+/// Finishes and stores what the calling warp has put into the exchange; \p exchange: its first channel. Called by whole warps.
+template <class Policy, class Chain, class T>
+TCONV_DEVICE void store_outputs(const Chain& functors,
+                                const gemm_problem& problem,
+                                const exchanged_cells& cells,
+                                const output_places& places,
+                                const float* exchange,
+                                const output_target<T>& to)
+{
+  const small_divisor wide(problem.box[2]);
+  const int lane  = static_cast<int>(threadIdx.x) % 32;
+  const int count = cells.count * Policy::sets;
+  if (to.strides.channels_last())
+  {
+    constexpr int together = store_width<T>(true);
+    constexpr int lanes    = warp_channels / together;
+    const int channel      = lane % lanes * together;
+#pragma unroll 1
+    for (int number = lane / lanes; number < count; number += 32 / lanes)
+    {
+      finish_outputs<Policy, together, 1>(functors,
+                                          problem,
+                                          cells,
+                                          wide,
+                                          places,
+                                          exchange + channel,
+                                          to,
+                                          to.first_channel + channel,
+                                          number,
+                                          to.vector);
+    }
+  }
+  else if (to.vector)
+  {
+    constexpr int run = store_width<T>(false);
+#pragma unroll 1
+    for (int number = lane * run; number < count; number += 32 * run)
+    {
+      finish_outputs<Policy, warp_channels, run>(
+        functors, problem, cells, wide, places, exchange, to, to.first_channel, number, true);
+    }
   }
   else
   {
-    store(false);
-  }
-}
-
-/// Channels first, any alignment and step. The lanes of a quad exchange channels for outputs, so that a store takes neighbouring
-/// outputs on neighbouring lanes, as far as the runs of quads follow each other: without, every sector would be written
-/// in as many parts as a thread has outputs. Called by whole warps.
-template <class Tile, class T>
-TCONV_DEVICE void store_across_lanes(Tile& tile, T* base, const tensor_strides& strides, int channels)
-{
-  constexpr int held     = Tile::positions();
-  const int lane         = own_lane();
-  const int output       = lane % held;
-  const int64_t position = tile.position(output);
-  const int first        = tile.first_channel - 2 * output; // of the 2 * held channels that the lane gets, of each 8
-  const int rest         = position >= 0 ? channels - first : 0;
-  channel_walk<T> walk(base + position + first * strides.channel, strides.channel);
-  TCONV_PRAGMA_UNROLL
-  for (int j = 0; j < Tile::channels() / 2; ++j)
-  {
-    // A word is an output of one channel, or of two.
-    constexpr int per_word = 4 / static_cast<int>(sizeof(T));
-    unsigned words[2 / per_word][held];
-    TCONV_PRAGMA_UNROLL
-    for (int p = 0; p < held; ++p)
+#pragma unroll 1
+    for (int number = lane; number < count; number += 32)
     {
-      if constexpr (per_word == 1)
-      {
-        words[0][p] = opaque_bits(tile(2 * j, p));
-        words[1][p] = opaque_bits(tile(2 * j + 1, p));
-      }
-      else
-      {
-        words[0][p] = pack_pair<T>(tile(2 * j, p), tile(2 * j + 1, p));
-      }
+      finish_outputs<Policy, warp_channels, 1>(
+        functors, problem, cells, wide, places, exchange, to, to.first_channel, number, false);
     }
-    TCONV_PRAGMA_UNROLL
-    for (auto& of_channel : words)
-    {
-      transpose_lanes(of_channel, lane);
-    }
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < 2 * held; ++c)
-    {
-      if (8 * j + c < rest)
-      {
-        if constexpr (per_word == 1)
-        {
-          __stcs(walk.at, __uint_as_float(words[c % 2][c / 2]));
-        }
-        else
-        {
-          __stcs(
-            reinterpret_cast<unsigned short*>(walk.at), static_cast<unsigned short>(words[0][c / 2] >> (c % 2 * 16)));
-        }
-      }
-      walk.advance(c + 1 < 2 * held ? 1 : 9 - 2 * held);
-    }
-  }
-}
-
-/// Channels last, fragment_channel_vector channels at once. Called by whole warps.
-template <class Tile, class T>
-TCONV_DEVICE void store_channel_vectors(Tile& tile, T* base, const tensor_strides& strides, int channels)
-{
-  constexpr int together = fragment_channel_vector<T>;
-  const int lane         = own_lane();
-  TCONV_PRAGMA_UNROLL
-  for (int p = 0; p < Tile::positions(); ++p)
-  {
-    const int64_t at  = tile.position(p);
-    const bool exists = at >= 0;
-    T* position       = base + at * strides.position;
-    if constexpr (together == 2)
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int j = 0; j < Tile::channels() / 2; ++j)
-      {
-        const int channel = tile.first_channel + 8 * j;
-        if (exists && channel + 1 < channels)
-        {
-          store_run<2>(position + channel, [&](int e) { return tile(2 * j + e, p); });
-        }
-        else if (exists && channel < channels)
-        {
-          position[channel] = tile(2 * j, p);
-        }
-      }
-    }
-    else
-    {
-      // Lanes exchange pairs of channels for vectors.
-      TCONV_PRAGMA_UNROLL
-      for (int j = 0; j < Tile::channels() / 2; j += 4)
-      {
-        unsigned words[4];
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i)
-        {
-          words[i] = pack_pair<T>(tile(2 * (j + i), p), tile(2 * (j + i) + 1, p));
-        }
-        transpose_lanes(words, lane);
-        const int channel = tile.first_channel + 6 * (lane % 4) + 8 * j;
-        if (exists && channel + together <= channels)
-        {
-          __stcs(reinterpret_cast<uint4*>(position + channel), make_uint4(words[0], words[1], words[2], words[3]));
-        }
-        else if (exists)
-        {
-          TCONV_PRAGMA_UNROLL
-          for (int c = 0; c < together; ++c)
-          {
-            if (channel + c < channels)
-            {
-              reinterpret_cast<unsigned short*>(position)[channel + c] = static_cast<unsigned short>(words[c / 2]
-                                                                                                     >> (c % 2 * 16));
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-/// Channels last, one by one.
-template <class Tile, class T>
-TCONV_DEVICE void store_channels(Tile& tile, T* base, const tensor_strides& strides, int channels)
-{
-  TCONV_PRAGMA_UNROLL
-  for (int p = 0; p < Tile::positions(); ++p)
-  {
-    const int64_t at = tile.position(p);
-    T* position      = base + at * strides.position;
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < Tile::channels(); ++c)
-    {
-      if (at >= 0 && tile.channel(c) < channels)
-      {
-        position[tile.channel(c)] = from_float<T>(tile(c, p));
-      }
-    }
-  }
-}
-
-/// Stores the valid outputs of \p tile below \p channels. \p base: position 0 of channel 0 of the sample. \p vector: channels first,
-/// all rows of y begin and end on multiples of the outputs of a thread; channels last, all positions begin on multiples of
-/// fragment_channel_vector. Called by whole warps.
-template <class Tile, class T>
-TCONV_DEVICE void store_fragment(Tile& tile, T* base, const tensor_strides& strides, int channels, bool vector)
-{
-  if (strides.channels_last())
-  {
-    if (vector)
-    {
-      store_channel_vectors(tile, base, strides, channels);
-    }
-    else
-    {
-      store_channels(tile, base, strides, channels);
-    }
-  }
-  else if (vector && tile.run.step == 1)
-  {
-    store_whole_runs(tile, base, strides, channels);
-  }
-  else
-  {
-    store_across_lanes(tile, base, strides, channels);
   }
 }
 

@@ -2,19 +2,17 @@
 #pragma once
 
 /// \file
-/// The main loop of the Hopper tensor-core engine: matrix products whose left operand is gathered from a staged input tile.
+/// The main loop of the Hopper tensor-core engine: matrix products of weights and a staged input tile.
 ///
 /// A block is persistent. One warp streams packed weights through a ring of stages, three warps stage the input of the next tile,
-/// and consumer warpgroups multiply: the left operand comes from registers (any input layout, any shift, no transpose), the
-/// weights from shared memory. The sum over input channels and taps may run in any order, so a lane takes four neighbouring channels
-/// and the packed weights follow.
+/// and consumer warpgroups multiply, both operands in shared memory. The sum over input channels and taps may run in any order.
 ///
-/// Staged input: [plane of a ring][block of 16 channels][row][even positions, then odd ones][4 lanes][lane_bytes]. Neighbouring
-/// rows of a fragment are then neighbours in memory whatever the shift: two cells that follow each other along w belong to the two
-/// rows of a thread.
+/// Staged input: [plane of a ring][block of 16 channels][slab][row][position][16 bytes], see gemm_form_traits. 8 neighbouring
+/// positions are a core matrix of the right operand, whatever the shift: a tap moves the address of the operand, nothing else.
 
 #include "../thread/element.cuh"
 #include "../tuning/implicit_gemm.hpp"
+#include "fragment_tile.cuh"
 #include "implicit_gemm_problem.hpp"
 #include "stage_input.cuh"
 #include "wgmma.cuh"
@@ -60,10 +58,8 @@ struct gemm_control
   uint64_t used[2];                                 ///< nobody reads the segment any more
   gemm_segment segment[2];
   int one_by_one; ///< a weight does not fit the split form: no tile does
-  int pair[128];  ///< cells of each pair of rows, see gemm_cells
   float plane_peak[most_planes * warps];
   int lost_count[most_planes][warps];
-  alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
 };
 static_assert(sizeof(gemm_control) <= gemm_control_bytes, "tconv: control data has outgrown its room");
 
@@ -97,7 +93,34 @@ TCONV_DEVICE int opaque(int v)
   return v;
 }
 
+/// Synchronises the staging warps only.
+template <int Threads>
+TCONV_DEVICE void synchronize_staging()
+{
+  asm volatile("barrier.sync 1, %0;" ::"n"(Threads) : "memory");
+}
+
+/// Synchronises the consumer warps only.
+template <int Threads>
+TCONV_DEVICE void synchronize_consumers()
+{
+  asm volatile("barrier.sync 2, %0;" ::"n"(Threads) : "memory");
+}
+
+/// Synchronises the threads of consumer warpgroup \p group only.
+TCONV_DEVICE void synchronize_group(int group)
+{
+  asm volatile("barrier.sync %0, 128;" ::"r"(3 + group) : "memory");
+}
+
 #if TCONV_DETAIL_HAS_WGMMA
+
+/// Makes what this thread has written to shared memory visible to matrix instructions and bulk copies that other threads start behind a
+/// barrier.
+TCONV_DEVICE void publish()
+{
+  cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
+}
 
 /// Waits for phase \p parity of a barrier. Called by any thread.
 TCONV_DEVICE void wait_barrier(uint64_t* barrier, unsigned parity)
@@ -125,20 +148,6 @@ TCONV_DEVICE bool elected()
 TCONV_DEVICE void arrive_barrier(uint64_t* barrier)
 {
   cuda::ptx::mbarrier_arrive(barrier);
-}
-
-/// Synchronises the staging warps only.
-template <int Threads>
-TCONV_DEVICE void synchronize_staging()
-{
-  asm volatile("barrier.sync 1, %0;" ::"n"(Threads) : "memory");
-}
-
-/// Synchronises the consumer warps only.
-template <int Threads>
-TCONV_DEVICE void synchronize_consumers()
-{
-  asm volatile("barrier.sync 2, %0;" ::"n"(Threads) : "memory");
 }
 
 #endif
@@ -182,7 +191,8 @@ struct split_value
   TCONV_DEVICE explicit split_value(float v) : hi(__float2half_rn(v)), lo(__float2half_rn(v - __half2float(hi))) {}
 };
 
-/// The low parts of weights are stored multiplied by 2^low_exponent; they meet high parts of inputs multiplied by 2^-low_exponent.
+/// The low parts of weights are stored multiplied by 2^low_exponent, lest they get lost: their products are formed first, and what has
+/// been added up is then multiplied by 2^-low_exponent.
 inline constexpr int low_exponent = 8;
 
 /// 2^exponent for -126 <= exponent <= 127.
@@ -191,17 +201,12 @@ TCONV_DEVICE float power_of_two(int exponent)
   return __int_as_float((exponent + 127) << 23);
 }
 
-/// Bits that a split input loses, relative to it, in units that error bounds may be compared with: the residual of hi + lo,
-/// and what hi loses where it meets low parts of weights.
+/// Whether hi + lo miss more than \p tolerance of \p scaled, the nonzero input \p value times a power of two.
 TCONV_DEVICE bool is_lost(float scaled, float value, float tolerance)
 {
   const split_value parts(scaled);
-  const float hi       = __half2float(parts.hi);
-  const float residual = fabsf(scaled - hi - __half2float(parts.lo));
-  const float reduced  = hi * power_of_two(-low_exponent);
-  const float rounding = fabsf(reduced - __half2float(__float2half_rn(reduced)));
-  const float missing  = residual + rounding * power_of_two(low_exponent - 11);
-  return value != 0.0f && (scaled == 0.0f || missing > tolerance * fabsf(scaled));
+  const float residual = fabsf(scaled - __half2float(parts.hi) - __half2float(parts.lo));
+  return value != 0.0f && (scaled == 0.0f || residual > tolerance * fabsf(scaled));
 }
 
 /// The finite magnitude of \p v, 0 for NaN and infinity.
@@ -258,8 +263,7 @@ enum class input_vector
 template <gemm_form Form, int Warps, class In>
 struct plane_stager
 {
-  static constexpr int lane_bytes     = gemm_form_traits::of(Form).lane_bytes;
-  static constexpr int position_bytes = 4 * lane_bytes;
+  static constexpr int slabs = gemm_form_traits::of(Form).slabs;
 
   /// What one thread loads at once: words[c] holds 4 neighbouring elements of channel c (of 16 bits: two words of neighbours).
   struct item
@@ -302,20 +306,26 @@ struct plane_stager
     return {above - block * problem.rows, (number >> 2) - above * columns, block, number & 3};
   }
 
-  /// Bytes from a plane to where the first position of an item is staged; the others follow as unit() says.
+  /// Bytes from a plane to position 0 of an item in slab \p slab of its block; the others follow.
+  TCONV_DEVICE int place(const location& at, int slab) const
+  {
+    return (at.block * slabs + slab) * problem.slab_bytes()
+         + (at.row * problem.width + 4 * at.column) * gemm_position_bytes;
+  }
+  /// Where the 4 channels of an item are staged, in the first of their slabs.
   TCONV_DEVICE int target_of(const location& at) const
   {
-    return (at.block * problem.rows + at.row) * problem.row_bytes() + 2 * at.column * position_bytes
-         + at.quarter * lane_bytes;
+    return Form == gemm_form::tf32 ? place(at, at.quarter) : place(at, at.quarter >> 1) + (at.quarter & 1) * 8;
   }
-  /// Bytes from the first position of an item to position \p p.
-  TCONV_DEVICE int unit(int p) const
+  /// Where the 4 channels of an item wait until they are converted, a position's room for each channel. Two items share the slabs
+  /// of the split form: one waits in the first slab, the other in the second.
+  TCONV_DEVICE int waiting_place(const location& at) const
   {
-    return (p & 1) * (problem.width >> 1) * position_bytes + (p >> 1) * position_bytes;
+    return Form == gemm_form::split ? place(at, (at.quarter >> 1) + 2 * (at.quarter & 1)) : target_of(at);
   }
 
-  /// Starts to copy item \p number, 4 elements at once, to where it will be staged: vector i to the place of position i. What is to be
-  /// converted, this thread alone reads there, and replaces it.
+  /// Starts to copy item \p number, 4 elements at once, to its waiting place: vector i to the place of position i. (4 channels of 16
+  /// bits are staged then: their waiting place is where they belong.)
   template <input_vector Vector>
   TCONV_DEVICE void copy(int number, unsigned char* plane) const
   {
@@ -332,14 +342,15 @@ struct plane_stager
     // Offsets within a sample fit 32 bits.
     unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
                     + static_cast<unsigned>(channel) * channel_step;
-    unsigned char* to = plane + target_of(at);
+    unsigned char* to = plane + waiting_place(at);
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
       const int w_of       = along_w ? w : w + i;
       const int channel_of = along_w ? channel + i : channel;
       const bool exists    = inside && w_of >= 0 && w_of < in_w && channel_of < static_cast<int>(problem.in_channels);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(i), exists ? sample + source : x, exists);
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(
+        to + i * gemm_position_bytes, exists ? sample + source : x, exists);
       source += along_w ? channel_step : step;
     }
   }
@@ -347,24 +358,24 @@ struct plane_stager
   template <input_vector Vector>
   TCONV_DEVICE void take(item& of, int number, const unsigned char* plane) const
   {
-    const unsigned char* from = plane + target_of(locate(number));
+    const unsigned char* from = plane + waiting_place(locate(number));
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
       if constexpr (sizeof(In) == 4)
       {
-        const uint4 v           = *reinterpret_cast<const uint4*>(from + unit(i));
+        const uint4 v           = *reinterpret_cast<const uint4*>(from + i * gemm_position_bytes);
         const unsigned parts[4] = {v.x, v.y, v.z, v.w};
         TCONV_PRAGMA_UNROLL
         for (int k = 0; k < 4; ++k)
         {
-          of.words[Vector == input_vector::positions ? i : k][Vector == input_vector::positions ? k : i] = parts[k];
+          (Vector == input_vector::channels ? of.words[k][i] : of.words[i][k]) = parts[k];
         }
       }
       else
       {
         static_assert(Vector == input_vector::positions, "tconv: 4 channels of 16 bits are staged as they are");
-        const uint2 v  = *reinterpret_cast<const uint2*>(from + unit(i));
+        const uint2 v  = *reinterpret_cast<const uint2*>(from + i * gemm_position_bytes);
         of.words[i][0] = v.x;
         of.words[i][1] = v.y;
       }
@@ -426,7 +437,7 @@ struct plane_stager
     TCONV_PRAGMA_UNROLL
     for (int p = 0; p < 4; ++p)
     {
-      unsigned char* to = at + unit(p);
+      unsigned char* to = at + p * gemm_position_bytes;
       if constexpr (Form == gemm_form::split)
       {
         const float t[4] = {
@@ -441,7 +452,8 @@ struct plane_stager
           hi[i]              = *reinterpret_cast<const unsigned*>(&high);
           lo[i]              = pack_pair<__half>(t[2 * i] - back.x, t[2 * i + 1] - back.y);
         }
-        *reinterpret_cast<uint4*>(to) = make_uint4(hi[0], hi[1], lo[0], lo[1]);
+        *reinterpret_cast<uint2*>(to)                            = make_uint2(hi[0], hi[1]);
+        *reinterpret_cast<uint2*>(to + 2 * problem.slab_bytes()) = make_uint2(lo[0], lo[1]);
       }
       else if constexpr (Form == gemm_form::tf32)
       {
@@ -536,12 +548,12 @@ struct plane_stager
           {
             lost[place] = {at.row, position, channel, v};
           }
-          const int slot      = (position & 1) * (problem.width >> 1) + (position >> 1);
-          auto* halves        = reinterpret_cast<unsigned short*>(plane
-                                                           + (at.block * problem.rows + at.row) * problem.row_bytes()
-                                                           + slot * position_bytes + at.quarter * lane_bytes);
-          halves[i & 3]       = 0;
-          halves[4 + (i & 3)] = 0;
+          auto* halves = reinterpret_cast<unsigned short*>(plane + target_of(at) + (i >> 2) * gemm_position_bytes);
+          TCONV_PRAGMA_UNROLL
+          for (int slab = 0; slab < slabs; slab += 2)
+          {
+            halves[slab * problem.slab_bytes() / 2 + (i & 3)] = 0;
+          }
         }
         lost_count += __popc(whose);
       }
@@ -593,6 +605,7 @@ struct plane_stager
       {
         take<Vector>(now, number, plane);
       }
+      __syncwarp(); // two lanes share the places that are written from here on
       if constexpr (Form == gemm_form::split)
       {
         suspicious |= inspect(now, threshold, peak) ? turn : 0;
@@ -652,132 +665,6 @@ struct plane_stager
 
 // --------------------------------------------------------------------------------------------------------------- consumers
 
-/// The cells of a thread: two neighbours along w, in the rows lane / 4 and lane / 4 + 8 of its warp's fragments. Kept as one
-/// number: registers are for accumulators, and what spills to local memory comes back from L2.
-struct gemm_cells
-{
-  int cell[3]; ///< first cell, relative to the tile
-  bool active; ///< false for threads without cells; they repeat cell 0
-
-  TCONV_DEVICE static int pack(const gemm_problem& problem, int pair)
-  {
-    const int wide    = problem.box[2] / 2;
-    const bool active = pair < wide * problem.box[1] * problem.box[0];
-    pair              = active ? pair : 0;
-    const int j       = pair % wide;
-    pair /= wide;
-    return (active ? 1 : 0) << 30 | pair / problem.box[1] << 20 | pair % problem.box[1] << 10 | 2 * j;
-  }
-  TCONV_DEVICE explicit gemm_cells(int packed)
-      : cell{packed >> 20 & 1023, packed >> 10 & 1023, packed & 1023}
-      , active(packed >> 30 != 0)
-  {}
-};
-
-/// The calling thread's number, asked for anew: cheaper than what is derived from it and then spilled.
-TCONV_DEVICE int own_thread()
-{
-  return opaque(static_cast<int>(threadIdx.x));
-}
-
-/// The number of the calling thread's pair of cells.
-TCONV_DEVICE int own_pair()
-{
-  const int thread = own_thread();
-  return thread / 32 * 8 + thread % 32 / 4;
-}
-
-/// The left operand of one step in registers: two instructions' worth for tf32, the parts for split.
-template <gemm_form Form>
-struct gemm_fragment
-{
-  static constexpr int count = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
-  unsigned a[count][4];
-
-  /// \p first, \p second: staged input of the thread's cells at the step's shift.
-  TCONV_DEVICE void load(const unsigned char* first, const unsigned char* second)
-  {
-    if constexpr (gemm_form_traits::of(Form).lane_bytes == 8)
-    {
-      const uint2 u = *reinterpret_cast<const uint2*>(first);
-      const uint2 v = *reinterpret_cast<const uint2*>(second);
-      set(0, u.x, v.x, u.y, v.y);
-    }
-    else
-    {
-      const uint4 u = *reinterpret_cast<const uint4*>(first);
-      const uint4 v = *reinterpret_cast<const uint4*>(second);
-      set(0, u.x, v.x, u.y, v.y);
-      set(1, u.z, v.z, u.w, v.w);
-    }
-  }
-
-  /// Completes a loaded operand.
-  TCONV_DEVICE void complete()
-  {
-    if constexpr (Form == gemm_form::split)
-    {
-      set(2, reduced(a[0][0]), reduced(a[0][1]), reduced(a[0][2]), reduced(a[0][3]));
-    }
-  }
-
-  /// Everything is in registers from here on.
-  TCONV_DEVICE void pin()
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < count; ++i)
-    {
-      asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
-    }
-  }
-
-  /// sums += this * piece, with the packed weights at \p b.
-  template <int Columns>
-  TCONV_DEVICE void multiply(float (&sums)[Columns / 2], uint64_t b) const
-  {
-    constexpr uint64_t term = Columns * 32 / 16;
-    if constexpr (Form == gemm_form::split)
-    {
-      wgmma::multiply_fp16<Columns>(sums, a[1], b);
-      wgmma::multiply_fp16<Columns>(sums, a[2], b + term);
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
-    }
-    else if constexpr (Form == gemm_form::tf32)
-    {
-      wgmma::multiply_tf32<Columns>(sums, a[0], b);
-      wgmma::multiply_tf32<Columns>(sums, a[1], b + term);
-    }
-    else if constexpr (Form == gemm_form::bf16)
-    {
-      wgmma::multiply_bf16<Columns>(sums, a[0], b);
-    }
-    else
-    {
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
-    }
-  }
-
-private:
-  TCONV_DEVICE void set(int i, unsigned a0, unsigned a1, unsigned a2, unsigned a3)
-  {
-    a[i][0] = a0;
-    a[i][1] = a1;
-    a[i][2] = a2;
-    a[i][3] = a3;
-  }
-  /// Two fp16 numbers times 2^-low_exponent.
-  TCONV_DEVICE static unsigned reduced(unsigned pair)
-  {
-    const __half2 product = __hmul2(
-      *reinterpret_cast<const __half2*>(&pair), __float2half2_rn(power_of_two(-low_exponent)));
-    return *reinterpret_cast<const unsigned*>(&product);
-  }
-};
-
-/// Accumulators of a thread; see wgmma.cuh for which output is where.
-template <class Policy>
-using gemm_accumulators = float[Policy::sets][Policy::columns / 2];
-
 /// Where the next stage of weights lies: a position in the ring and how often it has been filled.
 struct ring_place
 {
@@ -794,102 +681,105 @@ struct ring_place
   }
 };
 
-/// Multiplies one step for the sets in Mask, whose weights begin at \p b. On return the products are complete.
-template <class Policy, gemm_form Form, int Mask>
-TCONV_DEVICE void multiply_step(gemm_accumulators<Policy>& sums, gemm_fragment<Form>& fragment, uint64_t b)
+/// Multiplies by one piece of weights. Operands are addresses in units of 16 bytes, the upper halves of their descriptors apart: \p w of
+/// the packed weights, whose terms are \p term apart, \p x of the staged input's first slab, whose slabs are \p slab apart.
+/// \p accumulate: 0 if sums hold nothing yet.
+template <gemm_form Form, int Pass>
+TCONV_DEVICE void multiply_piece(float (&sums)[tuning::implicit_gemm_cells / 2],
+                                 unsigned w,
+                                 uint64_t w_layout,
+                                 unsigned term,
+                                 unsigned x,
+                                 uint64_t x_layout,
+                                 unsigned slab,
+                                 int accumulate)
 {
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  fragment.complete();
-  fragment.pin();
-  wgmma::fence();
-  TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
+  const uint64_t weights = w_layout | w;
+  const uint64_t inputs  = x_layout | x;
+  const uint64_t beyond  = x_layout | (x + 2 * slab); // low parts; the second half of the channels
+  if constexpr (Form == gemm_form::split && Pass == 0)
   {
-    if ((Mask >> set & 1) != 0)
-    {
-      fragment.template multiply<Policy::columns>(sums[set], b);
-      b += piece;
-    }
+    wgmma::multiply_fp16(sums, weights, inputs, accumulate);
   }
-  wgmma::commit();
-  wgmma::wait<0>();
+  else if constexpr (Form == gemm_form::split)
+  {
+    wgmma::multiply_fp16(sums, weights, beyond, accumulate);
+    wgmma::multiply_fp16(sums, weights, inputs);
+  }
+  else if constexpr (Form == gemm_form::tf32)
+  {
+    wgmma::multiply_tf32(sums, weights, inputs, accumulate);
+    wgmma::multiply_tf32(sums, w_layout | (w + term), beyond);
+  }
+  else if constexpr (Form == gemm_form::bf16)
+  {
+    wgmma::multiply_bf16(sums, weights, inputs, accumulate);
+  }
+  else
+  {
+    wgmma::multiply_fp16(sums, weights, inputs, accumulate);
+  }
 }
 
-/// The table of steps; those of phase group g begin at g * row_steps.
-TCONV_DEVICE gemm_step* step_table(const gemm_problem& problem)
-{
-  return reinterpret_cast<gemm_step*>(gemm_memory() + problem.steps_at);
-}
-
-/// Where the steps of a row stand. All but next is uniform, and provably so: products must not stand behind a branch that the
-/// compiler thinks lanes may take differently.
-struct step_walk
-{
-  const gemm_step* entry; ///< of the next step
-  gemm_step next;         ///< read ahead
-  uint64_t present;       ///< two sets: of the next step in the lowest bits
-  int left;               ///< shifts until the next block of channels begins
-
-  TCONV_DEVICE step_walk(const gemm_problem& problem, const gemm_phase& phase)
-      : entry(step_table(problem) + phase.first_step)
-      , next(*entry)
-      , present(problem.present)
-      , left(phase.shifts)
-  {}
-  TCONV_DEVICE void advance() { next = *++entry; }
-  /// Two sets: which of them the next step has weights for.
-  TCONV_DEVICE int advance_sets(const gemm_problem& problem, int shifts)
-  {
-    const int sets = static_cast<int>(present) & 3;
-    present >>= 2;
-    if (--left == 0)
-    {
-      left    = shifts;
-      present = problem.present;
-    }
-    return sets;
-  }
-};
-
-/// Multiplies \p steps steps of a stage, whose weights begin at \p stage, from where \p walk stands. \p row: the thread's staged
-/// input for the taps of the stage. Called by a warpgroup; on return the products are complete.
-template <class Policy, gemm_form Form>
+/// Starts to multiply a stage: \p blocks blocks of channels, of each the steps from \p step on. \p x: the warpgroup's staged input for
+/// the stage's taps along d and h and its first block, position 0; \p w: its weights; both in units of 16 bytes. Called by a
+/// warpgroup; the products are a group that has been committed. \p holds: per set, 0 if its accumulators are to be written and not added
+/// to; 1 on return where they have been.
+template <class Policy, gemm_form Form, int Pass>
 TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
+                                 int (&holds)[Policy::sets],
                                  const gemm_problem& problem,
-                                 int shifts,
-                                 const unsigned char* row,
-                                 const unsigned char* stage,
-                                 int steps,
-                                 step_walk& walk)
+                                 const gemm_phase& phase,
+                                 unsigned x,
+                                 unsigned w,
+                                 int blocks,
+                                 int step)
 {
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  uint64_t b               = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
-
+  constexpr unsigned term  = Policy::channels * 32 / 16;
+  constexpr unsigned piece = gemm_form_traits::of(Form).terms * term;
+  const auto slab          = static_cast<unsigned>(problem.slab_bytes()) / 16;
+  const uint64_t x_layout  = wgmma::describe(
+    0, static_cast<unsigned>(problem.slab_bytes()), 8 * gemm_position_bytes);
+  const uint64_t w_layout = wgmma::describe(0, 128, 256);
 #  pragma unroll 1
-  for (; steps > 0; --steps)
+  for (; blocks > 0; --blocks)
   {
-    // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-    gemm_fragment<Form> fragment;
-    fragment.load(row + walk.next.first, row + walk.next.second);
-    walk.advance();
-    const int sets = Policy::sets == 1 ? 1 : walk.advance_sets(problem, shifts);
-    // A branch around each case as a whole: products must not straddle one.
-    if (Policy::sets == 1 || sets == 3)
+    int first = step;                    // of the stage in the series at hand
+    int rest  = problem.steps_per_stage; // of the stage
+    TCONV_PRAGMA_UNROLL
+    for (int which = 0; which < gemm_series_count; ++which)
     {
-      multiply_step<Policy, Form, 3>(sums, fragment, b);
-      b += Policy::sets * piece;
+      constexpr int sets = Policy::sets;
+      if (gemm_problem::sets_of(sets, which) == 0)
+      {
+        continue;
+      }
+      const gemm_series& series = phase.series[which];
+      int count                 = series.count - first < rest ? series.count - first : rest;
+      auto at                   = x + static_cast<unsigned>(series.position + first * series.step);
+      first                     = first > series.count ? first - series.count : 0;
+      rest -= count > 0 ? count : 0;
+#  pragma unroll 1
+      for (; count > 0; --count)
+      {
+        wgmma::fence(); // the compiler wants one wherever it comes by a branch
+        TCONV_PRAGMA_UNROLL
+        for (int set = 0; set < sets; ++set)
+        {
+          if ((gemm_problem::sets_of(sets, which) >> set & 1) != 0)
+          {
+            multiply_piece<Form, Pass>(sums[set], w, w_layout, term, at, x_layout, slab, holds[set]);
+            holds[set] = 1;
+            w += piece;
+          }
+        }
+        at += static_cast<unsigned>(series.step);
+      }
     }
-    else if (sets == 1)
-    {
-      multiply_step<Policy, Form, 1>(sums, fragment, b);
-      b += piece;
-    }
-    else
-    {
-      multiply_step<Policy, Form, 2>(sums, fragment, b);
-      b += piece;
-    }
+    x += static_cast<unsigned>(problem.block_bytes()) / 16;
   }
+  wgmma::fence();
+  wgmma::commit();
 }
 
 #endif

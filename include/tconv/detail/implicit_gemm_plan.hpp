@@ -27,130 +27,107 @@ struct gemm_plan
   double cycles        = 0; ///< estimate of a multiprocessor's
 };
 
-/// Calls visit(policy) for \p columns and \p sets; the only list of instantiations.
+/// Calls visit(policy) for \p channels output channels of a tile and \p sets; the only list of instantiations.
 template <class Visitor>
-auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
+auto visit_gemm_policy(int channels, int sets, Visitor&& visit)
 {
   if (sets == 2)
   {
-    switch (columns)
-    {
-      case 32: return visit(tuning::implicit_gemm_policy<32, 2>{});
-      case 64: return visit(tuning::implicit_gemm_policy<64, 2>{});
-      default: return visit(tuning::implicit_gemm_policy<128, 2>{});
-    }
+    return channels == 64 ? visit(tuning::implicit_gemm_policy<64, 2>{})
+                          : visit(tuning::implicit_gemm_policy<128, 2>{});
   }
-  switch (columns)
-  {
-    case 32: return visit(tuning::implicit_gemm_policy<32, 1>{});
-    case 64: return visit(tuning::implicit_gemm_policy<64, 1>{});
-    default: return visit(tuning::implicit_gemm_policy<128, 1>{});
-  }
+  return channels == 64 ? visit(tuning::implicit_gemm_policy<64, 1>{})
+                        : visit(tuning::implicit_gemm_policy<128, 1>{});
 }
 
-/// Bytes before the table of steps, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
+/// Bytes before the ring of weights, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
 constexpr int64_t gemm_control_room(gemm_form form, int planes)
 {
   return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 3 * 8 * 16 : 0);
 }
 
-/// Bytes before the ring of weights: the table of steps comes last. A multiple of 128.
-constexpr int64_t gemm_ring_start(const gemm_problem& problem)
+/// Stages: as many whole blocks of channels as \p most_bytes hold, or one, or a part of one. \p phase: one with the most taps along w.
+inline void plan_stages(gemm_problem& problem, const gemm_phase& phase, int64_t most_bytes)
 {
-  const int64_t table = int64_t{problem.phases[2]} * problem.row_steps * static_cast<int64_t>(sizeof(gemm_step));
-  return gemm_control_room(problem.form, problem.ring_planes) + ceil_div(table, 128) * 128;
-}
-
-/// Most pieces of weights that \p steps neighbouring steps of a row of \p count shifts can have.
-inline int most_pieces(const gemm_problem& problem, int steps, int count)
-{
-  int most = 0;
-  for (int first = 0; first < count; ++first)
+  const int steps         = std::max(phase.steps, 1);
+  const int64_t block     = int64_t{phase.pieces_before(steps, problem.sets)} * problem.piece_bytes();
+  problem.steps_per_stage = steps;
+  if (block <= most_bytes)
   {
-    most = std::max(most, problem.pieces_of_steps(first + steps, count) - problem.pieces_of_steps(first, count));
+    const auto blocks = std::clamp<int>(
+      static_cast<int>(most_bytes / std::max<int64_t>(block, 1)), 1, problem.chunk_blocks);
+    const int stages         = (problem.chunk_blocks + blocks - 1) / blocks;
+    problem.blocks_per_stage = (problem.chunk_blocks + stages - 1) / stages; // of about the same size
+    problem.stage_bytes      = problem.blocks_per_stage * static_cast<int>(block);
+    return;
   }
-  return most;
-}
-
-/// Steps per stage and room of a stage for the chunk of \p problem.
-inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
-{
-  const int count   = static_cast<int>(most_shifts);
-  const int all     = problem.chunk_blocks * count;
-  problem.row_steps = all + 1;
-  int steps         = 1;
-  while (steps < std::min(all, gemm_most_steps)
-         && most_pieces(problem, steps + 1, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
+  problem.blocks_per_stage = 1;
+  const int parts          = static_cast<int>(ceil_div(block, most_bytes));
+  problem.steps_per_stage  = (steps + parts - 1) / parts;
+  int most                 = 0;
+  for (int first = 0; first < steps; first += problem.steps_per_stage)
   {
-    ++steps;
+    const int end = std::min(first + problem.steps_per_stage, steps);
+    most          = std::max(most, phase.pieces_before(end, problem.sets) - phase.pieces_before(first, problem.sets));
   }
-  // Stages of about the same size.
-  const int stages        = (all + steps - 1) / steps;
-  problem.steps_per_stage = (all + stages - 1) / stages;
-  problem.stage_bytes     = most_pieces(problem, problem.steps_per_stage, count) * problem.piece_bytes();
+  problem.stage_bytes = most * problem.piece_bytes();
 }
 
-/// Chooses chunks and rings for the box of \p problem; false if it does not fit.
-inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_shifts)
+/// Chooses chunks, rings and stages for the box of \p problem in \p total bytes of shared memory; false if it does not fit. \p phase:
+/// see plan_stages().
+inline bool plan_staging(gemm_problem& problem, int64_t total, int64_t most_rows, const gemm_phase& phase)
 {
-  const int64_t total = tuning::implicit_gemm_shared_bytes;
-  const int blocks    = problem.blocks();
-  const auto stages   = [&] {
-    return (total - gemm_ring_start(problem) - int64_t{problem.ring_planes} * problem.plane_bytes())
-         / problem.stage_bytes;
-  };
-  // The widest row alone must be addressable.
-  const int64_t plane_block = int64_t{problem.rows} * problem.row_bytes();
-  if (plane_block > total)
+  const int blocks = problem.blocks();
+  if (problem.block_bytes() > total)
   {
     return false;
   }
-  problem.chunk_blocks = blocks;
-  plan_stages(problem, most_shifts);
-  problem.phase_stages  = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
-  const bool fits_whole = plane_block * blocks <= total;
-  const int chained     = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
-                                               : 2 * problem.planes;
-  const int64_t needed  = int64_t{problem.phase_stages} * problem.total_phases();
-  const struct
-  {
-    int planes;
-    int64_t stages;
-  } choices[] = {{2 * problem.planes, std::min<int64_t>(needed, 8)},
-                 {chained, tuning::implicit_gemm_min_stages},
-                 {problem.planes, tuning::implicit_gemm_min_stages}};
-  for (const auto& choice : choices)
-  {
-    problem.ring_planes = choice.planes;
-    if (fits_whole && problem.ring_planes <= 32 && stages() >= choice.stages)
+  const int chained = problem.tiles[0] > 1 ? problem.planes + 1 : 2 * problem.planes;
+  // Tries a number of blocks and planes that are staged at once.
+  const auto fits = [&](int chunk_blocks, int planes) {
+    problem.ring_planes  = planes;
+    problem.chunk_blocks = chunk_blocks;
+    // Smaller stages rather than few: a warpgroup may be ahead of another by so many.
+    const int64_t room  = total - gemm_control_room(problem.form, planes) - int64_t{planes} * problem.plane_bytes();
+    const int64_t step  = int64_t{problem.piece_bytes()} * problem.sets;
+    const int64_t stage = std::min(
+      std::max<int64_t>(tuning::implicit_gemm_stage_bytes, step), room / tuning::implicit_gemm_min_stages);
+    if (planes > 32 || stage < step)
     {
-      problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-      return true;
+      return false;
     }
+    plan_stages(problem, phase, stage);
+    if (room < int64_t{problem.stage_bytes} * tuning::implicit_gemm_min_stages)
+    {
+      return false;
+    }
+    problem.stages = static_cast<int>(std::min<int64_t>(room / problem.stage_bytes, tuning::implicit_gemm_max_stages));
+    problem.phase_stages = problem.chunks() * gemm_form_traits::of(problem.form).passes * static_cast<int>(most_rows)
+                         * problem.row_stages(phase.steps, problem.chunk_blocks);
+    return true;
+  };
+  // The next tile is staged while this one is multiplied, where possible. Chunks are staged once per phase.
+  if (fits(blocks, chained))
+  {
+    return true;
+  }
+  const bool once = problem.total_phases() == 1;
+  if (!once && fits(blocks, problem.planes))
+  {
+    return true;
   }
   for (const int planes : {2 * problem.planes, problem.planes})
   {
-    problem.ring_planes = planes;
-    for (problem.chunk_blocks = blocks - 1; planes <= 32 && problem.chunk_blocks > 0; --problem.chunk_blocks)
+    for (int chunk = blocks - 1; chunk > 0; --chunk)
     {
-      if (plane_block * problem.chunk_blocks > total)
-      {
-        continue;
-      }
-      plan_stages(problem, most_shifts);
-      if (stages() >= tuning::implicit_gemm_min_stages)
+      if (fits(chunk, planes))
       {
         // As few chunks as fit, of about the same size.
-        problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
-        plan_stages(problem, most_shifts);
-        problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
-                             * problem.row_stages(static_cast<int>(most_shifts), problem.chunk_blocks);
-        problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-        return problem.stages >= 2;
+        return fits((blocks + problem.chunks() - 1) / problem.chunks(), planes);
       }
     }
   }
-  return false;
+  return fits(blocks, problem.planes);
 }
 
 /// Plans the tensor-core kernel for a valid canonical shape with at least one output.
@@ -198,36 +175,40 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       problem.table[a][r] = problem.axis[a].phase(r);
     }
   }
-  problem.sets = shape.stride[2] == 2 ? 2 : 1;
-  if (problem.sets == 2 && problem.shifts(0) > gemm_problem::most_shifts_of_two_sets)
-  {
-    problem.sets = 1;
-  }
-  for (int bit = 0; problem.sets == 2 && bit < 2 * problem.shifts(0); ++bit)
-  {
-    problem.present |= uint64_t{problem.tap(0, bit / 2, bit % 2) >= 0 ? 1U : 0U} << bit;
-  }
-  problem.phases[2]     = (problem.phases[2] + problem.sets - 1) / problem.sets;
-  problem.columns       = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
-  problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
+  problem.sets         = shape.stride[2] == 2 ? 2 : 1;
+  problem.phases[2]    = (problem.phases[2] + problem.sets - 1) / problem.sets;
+  const auto most_taps = [&](int a) {
+    return ceil_div(
+      problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
+  };
+  problem.tile_channels = shape.out_channels <= 64 ? 64 : 128;
+  problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.tile_channels));
   plan.whole_rows       = problem.channel_tiles == 1;
   // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
   // not held exactly, and a quarter for weights.
   problem.lost = std::min(static_cast<float>(shape.in_channels + 8) / 4.0f, 64.0f) / 16777216.0f;
 
-  const auto most_taps = [&](int a) {
-    return ceil_div(
-      problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
-  };
-  const int64_t most_rows   = most_taps(0) * most_taps(1);
-  const int64_t most_shifts = problem.sets == 2 ? problem.shifts(0) : most_taps(2);
-  const int rows = visit_gemm_policy(problem.columns, problem.sets, [](auto policy) { return decltype(policy)::rows; });
+  const int64_t most_rows = most_taps(0) * most_taps(1);
+  gemm_phase longest      = make_gemm_phase(problem, 0);
+  for (int w = 1; w < problem.phases[2]; ++w)
+  {
+    const gemm_phase phase = make_gemm_phase(problem, w);
+    longest                = phase.steps > longest.steps ? phase : longest;
+  }
+  int runs         = 1;
+  int64_t exchange = 0; // bytes
+  visit_gemm_policy(problem.tile_channels, problem.sets, [&](auto policy) {
+    using type = decltype(policy);
+    runs       = type::runs;
+    exchange   = int64_t{runs} * gemm_exchange{type::channels, type::finished_cells, type::sets}.size() * 4;
+  });
   const int64_t cells[3] = {problem.axis[0].cells(), problem.axis[1].cells(), problem.axis[2].cells()};
   int64_t span[3];
   for (int a = 0; a < 3; ++a)
   {
     span[a] = problem.axis[a].max_shift() - problem.axis[a].min_shift();
   }
+  const int64_t most_cells = int64_t{runs} * tuning::implicit_gemm_cells;
   if (span[0] > 31 || span[1] > 4096 || span[2] > 4096)
   {
     return plan;
@@ -237,61 +218,67 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   const int count     = form == gemm_form::split ? 3 : gemm_form_traits::of(form).terms;
   const double pieces = static_cast<double>(problem.axis[0].kernel) * static_cast<double>(problem.axis[1].kernel)
                       * static_cast<double>(problem.axis[2].kernel) * problem.blocks();
-  const double multiply  = pieces * count * 32.0 * problem.columns / 64.0 * rows / 64.0;
-  const double outputs   = static_cast<double>(problem.total_phases()) * problem.sets * rows * problem.columns;
+  const double multiply  = pieces * count * (tuning::implicit_gemm_cells / 2) * 2;
+  const double results   = static_cast<double>(problem.total_phases()) * problem.sets * problem.tile_channels;
   const bool aligned     = problem.axis[2].in % 4 == 0 && !problem.x.channels_last();
   bool found             = false;
-  double best_cost       = 0;
   gemm_problem candidate = problem;
-  const int64_t most_w   = std::min<int64_t>(rows, (cells[2] + 1) / 2 * 2);
-  for (int64_t w = 2;; w = 2 * w < most_w ? 2 * w : most_w)
+  // Tiles as wide as the rows, or as a part of them that comes to multiples of 4; as high as the run of cells allows, or so that tiles
+  // of the same number come out about the same.
+  const int64_t widest = std::min(cells[2], most_cells);
+  int64_t last_width   = 0;
+  for (int64_t parts = ceil_div(cells[2], most_cells); parts <= ceil_div(cells[2], 4); ++parts)
   {
-    for (int64_t h = 1; h <= std::min(cells[1], rows / w); ++h)
+    const int64_t wide = parts == 1 ? widest : ceil_div(ceil_div(cells[2], parts), 4) * 4;
+    if (wide == last_width || wide > most_cells)
     {
-      const int64_t d  = std::min(cells[0], rows / (w * h));
-      candidate.box[0] = static_cast<int>(d);
-      candidate.box[1] = static_cast<int>(h);
-      candidate.box[2] = static_cast<int>(w);
+      continue;
+    }
+    if (last_width != 0 && wide < 8)
+    {
+      break;
+    }
+    last_width         = wide;
+    candidate.quads    = aligned;
+    const int64_t to   = candidate.quads ? 4 : 1;
+    candidate.left     = static_cast<int>(ceil_div(problem.axis[2].max_shift(), to) * to);
+    const int64_t most = wide + candidate.left - problem.axis[2].min_shift();
+    candidate.width    = static_cast<int>(ceil_div(most, 4) * 4);
+    const int64_t high = std::min(cells[1], (most_cells - wide) / candidate.width + 1);
+    for (const int64_t rows : {high, ceil_div(cells[1], ceil_div(cells[1], high))})
+    {
+      candidate.box[0] = 1;
+      candidate.box[1] = static_cast<int>(rows);
+      candidate.box[2] = static_cast<int>(wide);
       int64_t tiles    = problem.batch * problem.channel_tiles;
       for (int a = 0; a < 3; ++a)
       {
         candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
         tiles *= candidate.tiles[a];
       }
-      candidate.quads    = aligned && (w % 4 == 0 || candidate.tiles[2] == 1);
-      const int64_t to   = candidate.quads ? 4 : 1;
-      const int64_t left = ceil_div(problem.axis[2].max_shift(), to) * to;
-      candidate.left     = static_cast<int>(left);
-      candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
-      candidate.rows     = static_cast<int>(h + span[1]);
-      candidate.planes   = static_cast<int>(d + span[0]);
-      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, most_shifts))
+      candidate.rows   = static_cast<int>(rows + span[1]);
+      candidate.planes = static_cast<int>(1 + span[0]);
+      if (tiles >= (int64_t{1} << 31)
+          || !plan_staging(
+               candidate, (tuning::implicit_gemm_shared_bytes - exchange) / 128 * 128, most_rows, longest))
       {
         continue;
       }
-      const bool chunked   = candidate.chunks() > 1;
-      const int64_t planes = candidate.tiles[0] > 1 && !chunked ? d : candidate.planes;
-      const double staged  = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
+      const bool chunked  = candidate.chunks() > 1;
+      const int planes    = candidate.tiles[0] > 1 && !chunked ? 1 : candidate.planes;
+      const double staged = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
                           * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
-      const double run       = static_cast<double>(w) * problem.sets * 4.0; // bytes of a run of y, about
-      const double late      = candidate.ring_planes < 2 * candidate.planes
-                           && (chunked || candidate.ring_planes == candidate.planes)
-                               ? 1.0
-                               : 0.25;
-      const double tile_cost = multiply + outputs * 0.2 * std::max(1.0, 128.0 / run) + late * staged * 0.5;
-      const auto waves       = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors));
-      const double cost      = waves * tile_cost;
-      if (!found || cost < best_cost)
+      const bool late = candidate.ring_planes < 2 * candidate.planes
+                     && (chunked || candidate.ring_planes == candidate.planes);
+      const double outputs   = results * static_cast<double>(rows * wide);
+      const double tile_cost = multiply + outputs * 0.2 + (late ? 0.5 : 0.125) * staged;
+      const double cost      = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors)) * tile_cost;
+      if (!found || cost < plan.cycles)
       {
         found       = true;
-        best_cost   = cost;
         problem     = candidate;
         plan.cycles = cost;
       }
-    }
-    if (w >= most_w)
-    {
-      break;
     }
   }
   if (!found)
@@ -310,12 +297,13 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
                   && problem.total_phases() <= gemm_problem::listed && used <= problem.stages;
   const int64_t stage_count = int64_t{problem.channel_tiles} * problem.total_phases() * problem.phase_stages;
   plan.packed_bytes         = stage_count * problem.stage_bytes;
-  const int64_t groups      = int64_t{problem.channel_tiles} * problem.columns / tuning::implicit_gemm_pack_columns;
+  const int64_t groups = int64_t{problem.channel_tiles} * problem.tile_channels / tuning::implicit_gemm_pack_columns;
   plan.pack_blocks          = static_cast<int>(groups) * tuning::implicit_gemm_pack_cluster;
-  problem.steps_at          = static_cast<int>(gemm_control_room(form, problem.ring_planes));
-  problem.ring_at           = static_cast<int>(gemm_ring_start(problem));
+  problem.ring_at           = static_cast<int>(gemm_control_room(form, problem.ring_planes));
   problem.staged_at         = problem.ring_at + problem.stages * problem.stage_bytes;
-  plan.shared_bytes         = problem.staged_at + problem.ring_planes * problem.plane_bytes();
+  // What is multiplied beyond the last staged position is read from there as well.
+  problem.exchange_at       = (problem.staged_at + problem.ring_planes * problem.plane_bytes() + 127) / 128 * 128;
+  plan.shared_bytes         = problem.exchange_at + exchange;
   plan.supported            = groups < 1 << 20 && plan.packed_bytes <= tuning::implicit_gemm_most_packed_bytes;
   return plan;
 }

@@ -14,147 +14,6 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace kernel
 {
 
-/// What accumulators are to be multiplied by, powers of two: per column of the thread, where Scaled.
-template <int Columns, int Sets, bool Scaled>
-struct gemm_scale
-{
-  float of_inputs         = 1.0f;
-  const float* of_weights = nullptr; ///< of the thread's first column; null for 1
-
-  /// sums[.][4 j + 2 r + e] belongs to column 8 j + e.
-  TCONV_DEVICE float2 factors(int j) const
-  {
-    if (!Scaled || of_weights == nullptr)
-    {
-      return make_float2(1.0f, 1.0f);
-    }
-    const float2 w = *reinterpret_cast<const float2*>(of_weights + 8 * j);
-    return make_float2(w.x * of_inputs, w.y * of_inputs);
-  }
-  /// sums = scale * sums.
-  TCONV_DEVICE void apply(float (&sums)[Sets][Columns / 2]) const
-  {
-    if (Scaled && of_weights != nullptr)
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int j = 0; j < Columns / 8; ++j)
-      {
-        const float2 f = factors(j);
-        TCONV_PRAGMA_UNROLL
-        for (int set = 0; set < Sets; ++set)
-        {
-          sums[set][4 * j] *= f.x;
-          sums[set][4 * j + 1] *= f.y;
-          sums[set][4 * j + 2] *= f.x;
-          sums[set][4 * j + 3] *= f.y;
-        }
-      }
-    }
-  }
-};
-
-/// Finish by storing: the chain on the accumulators, then y.
-template <class Chain, class Out>
-struct store_gemm_outputs
-{
-  Chain functors;
-  Out* y;
-  tensor_strides strides;
-  bool vector; ///< see store_fragment()
-
-  /// \p locate(): the fragment_run of the thread's outputs.
-  template <int Columns, int Sets, bool Scaled, class Locate>
-  TCONV_DEVICE void operator()(int n,
-                               int out_channels,
-                               int first_channel,
-                               Locate locate,
-                               const gemm_scale<Columns, Sets, Scaled>& scale,
-                               float (&sums)[Sets][Columns / 2]) const
-  {
-    // Rows without padding get code of their own; channel functors are most of an epilogue.
-    if (out_channels % Columns == 0)
-    {
-      finish<Columns, Sets, true>(n, out_channels, first_channel, locate, scale, sums);
-    }
-    else
-    {
-      finish<Columns, Sets, false>(n, out_channels, first_channel, locate, scale, sums);
-    }
-  }
-
-private:
-  template <int Columns, int Sets, bool Whole, class Locate, class Scale>
-  TCONV_DEVICE void finish(int n,
-                           int out_channels,
-                           int first_channel,
-                           Locate locate,
-                           const Scale& scale,
-                           float (&sums)[Sets][Columns / 2]) const
-  {
-    // Opaque, lest addresses of operands are kept in registers through the main loop.
-    asm volatile("" : "+r"(first_channel));
-    block::fragment_tile<Columns, Sets, Whole> values{sums, n, first_channel, out_channels, {}};
-    // Positions are found out when they are needed: as late as possible.
-    if constexpr (Chain::per_position)
-    {
-      values.run = locate();
-    }
-    finish_values(detail::specialise(functors), scale, values);
-    if constexpr (!Chain::per_position)
-    {
-      values.run = locate();
-    }
-    // A chain that reduces the channels leaves one.
-    block::store_fragment(values, y + n * strides.sample, strides, Chain::reduces_channels ? 1 : out_channels, vector);
-  }
-
-  template <class Scale, class Tile, class... Functors>
-  TCONV_DEVICE static void finish_values(const chain<Functors...>& all, const Scale& scale, Tile& values)
-  {
-    scale.apply(values.sums);
-    apply(all, values);
-  }
-  /// Scales are powers of two: one multiply-add gives the same bits.
-  template <class Scale, class Tile, class... Rest>
-  TCONV_DEVICE static void finish_values(const chain<bias, Rest...>& all, const Scale& scale, Tile& values)
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < Tile::channels(); ++c)
-    {
-      const float2 f     = scale.factors(c / 2);
-      const float factor = c % 2 == 0 ? f.x : f.y;
-      const float offset = all.first.bind(values.at(c)).value;
-      TCONV_PRAGMA_UNROLL
-      for (int p = 0; p < Tile::positions(); ++p)
-      {
-        values(c, p) = ::fmaf(values(c, p), factor, offset);
-      }
-    }
-    apply(all.rest, values);
-  }
-};
-
-#if TCONV_DETAIL_HAS_WGMMA
-
-/// Adds the products of two inputs and the weights of one tap: \p w_at is the weight of column 0 of the thread's channels.
-template <class Policy, class In>
-TCONV_DEVICE void
-add_products(float (&sums)[Policy::columns / 2], float first, float second, const In* w_at, int step, int channels)
-{
-  // Opaque, lest all multiples of it are kept in registers through the main loop.
-  asm volatile("" : "+r"(step));
-  TCONV_PRAGMA_UNROLL
-  for (int c = 0; c < Policy::columns / 4; ++c)
-  {
-    const int channel = c / 2 * 8 + c % 2;
-    const float w     = channel < channels ? to_float(__ldg(w_at + channel * step)) : 0.0f;
-    float& a          = sums[c / 2 * 4 + c % 2];
-    float& b          = sums[c / 2 * 4 + c % 2 + 2];
-    a                 = fmaf(first, w, a);
-    b                 = fmaf(second, w, b);
-  }
-}
-
 /// A segment as consumers keep it: uniform, and so not in the registers of each thread.
 struct tile_view
 {
@@ -178,6 +37,246 @@ struct tile_view
   {}
 };
 
+/// The calling warpgroup of the consumers, known to be the same for all lanes.
+TCONV_DEVICE int own_group()
+{
+  return block::uniform(static_cast<int>(threadIdx.x)) / 128;
+}
+
+/// Where the outputs of \p tile and \p phase stand.
+TCONV_DEVICE block::output_places places_of(const gemm_problem& problem, const tile_view& tile, const gemm_phase& phase)
+{
+  block::output_places places;
+  const int64_t d = tile.cell[0] * problem.axis[0].stride + phase.along[0];
+  for (int a = 0; a < 2; ++a)
+  {
+    const conv_axis& axis = problem.axis[a + 1];
+    places.step[a]        = static_cast<int>(axis.stride);
+    places.first[a]       = tile.cell[a + 1] * places.step[a] + phase.along[a + 1];
+    places.end[a]         = static_cast<int>(axis.out);
+  }
+  places.plane = d * problem.axis[1].out * problem.axis[2].out;
+  if (d >= problem.axis[0].out)
+  {
+    places.end[0] = 0;
+  }
+  return places;
+}
+
+/// Where outputs need no correction.
+struct nothing_to_correct
+{
+  template <class Tile>
+  TCONV_DEVICE void operator()(Tile&, const block::exchanged_output&) const
+  {}
+};
+
+/// Finish by storing: the chain on the accumulators, then y.
+template <class Chain, class Out>
+struct store_gemm_outputs
+{
+  Chain functors;
+  Out* y;
+  tensor_strides strides;
+  bool vector; ///< every block::store_width() outputs of a row, or channels of a position, may be stored at once
+
+  /// \p scale: what the accumulators of the thread's two channels are to be multiplied by, powers of two. \p correct(tile, output):
+  /// called, where Careful, for exchanged outputs before any functor. Called by the consumer warpgroups.
+  template <class Policy, bool Careful, class Correct>
+  TCONV_DEVICE void operator()(const gemm_problem& problem,
+                               const tile_view& tile,
+                               const gemm_phase& phase,
+                               const float (&scale)[2],
+                               block::gemm_accumulators<Policy>& sums,
+                               Correct correct) const
+  {
+    const int group         = own_group();
+    const int out_channels  = static_cast<int>(problem.out_channels);
+    const int thread        = block::opaque(static_cast<int>(threadIdx.x)) % 128;
+    const int lane          = thread % 32;
+    const int beside        = Policy::runs == 1 ? group * 64 : 0; // channels of the warpgroup before its own
+    const int first_channel = tile.channel_tile * Policy::channels;
+    const auto places       = places_of(problem, tile, phase);
+
+    constexpr gemm_exchange room = block::exchange_of<Policy>;
+    float* exchange = reinterpret_cast<float*>(block::gemm_memory() + problem.exchange_at)
+                    + (Policy::runs == 2 ? group * room.size() : 0);
+    float* of_warp = exchange + beside + thread / 32 * block::warp_channels;
+    float* own     = of_warp + lane % 4 * 2 * room.pitch() + lane / 4;
+
+    block::fragment_tile<Policy> values{
+      sums, tile.n, first_channel + beside + thread / 32 * block::warp_channels + lane / 4, out_channels};
+    if constexpr (Careful)
+    {
+      finish_values(chain<>(), scale, values);
+    }
+    else
+    {
+      finish_values(detail::before_rows(functors), scale, values);
+    }
+
+    const block::output_target<Out> target{y + tile.n * strides.sample,
+                                           strides,
+                                           tile.n,
+                                           first_channel + beside + thread / 32 * block::warp_channels,
+                                           Chain::reduces_channels ? 1 : out_channels,
+                                           out_channels,
+                                           vector};
+    constexpr int at_once = Policy::finished_cells;
+#pragma unroll 1
+    for (int part = 0; part < tuning::implicit_gemm_cells / at_once; ++part)
+    {
+      const block::exchanged_cells cells(
+        problem, (Policy::runs == 2 ? group * tuning::implicit_gemm_cells : 0) + part * at_once, at_once);
+      if (part == 0)
+      {
+        block::put_outputs<Policy, 0>(sums, own);
+      }
+      else if (part == 1)
+      {
+        block::put_outputs<Policy, at_once>(sums, own);
+      }
+      else
+      {
+        block::put_outputs<Policy, 2 * at_once % tuning::implicit_gemm_cells>(sums, own);
+      }
+      using rest_type = decltype(detail::from_rows(functors));
+      if constexpr (Careful || rest_type::across_channels)
+      {
+        synchronize_rows<Policy>(group);
+        if (!Careful && out_channels % Policy::channels == 0)
+        {
+          finish_rows<Policy, Careful, true>(problem, cells, places, exchange, tile.n, first_channel, correct);
+        }
+        else
+        {
+          finish_rows<Policy, Careful, false>(problem, cells, places, exchange, tile.n, first_channel, correct);
+        }
+        synchronize_rows<Policy>(group);
+        block::store_outputs<Policy>(chain<>(), problem, cells, places, of_warp, target);
+      }
+      else
+      {
+        __syncwarp();
+        block::store_outputs<Policy>(detail::from_rows(functors), problem, cells, places, of_warp, target);
+      }
+      __syncwarp(); // the next part goes to the same places
+    }
+  }
+
+private:
+  /// Synchronises the threads that hold channels of the same outputs.
+  template <class Policy>
+  TCONV_DEVICE static void synchronize_rows(int group)
+  {
+    if constexpr (Policy::runs == 1)
+    {
+      block::synchronize_consumers<Policy::consumers * 128>();
+    }
+    else
+    {
+      block::synchronize_group(group);
+    }
+  }
+
+  /// Functors across channels, in place in the exchange.
+  template <class Policy, bool Careful, bool Whole, class Correct>
+  TCONV_DEVICE void finish_rows(const gemm_problem& problem,
+                                const block::exchanged_cells& cells,
+                                const block::output_places& places,
+                                float* exchange,
+                                int n,
+                                int first_channel,
+                                Correct correct) const
+  {
+    using tile_type       = block::exchange_tile<Policy, Whole>;
+    constexpr int lanes   = tile_type::lanes;
+    constexpr int threads = Policy::runs == 1 ? 256 : 128;
+    const block::small_divisor wide(problem.box[2]);
+    const auto thread = static_cast<int>(threadIdx.x) % threads;
+    const int part    = thread % lanes * tile_type::hop;
+    const int count   = cells.count * Policy::sets;
+    // Warps as a whole, because lanes exchange values.
+#pragma unroll 1
+    for (int first = thread / 32 * 32 / lanes; first < count; first += threads / lanes)
+    {
+      const int number  = first + thread % 32 / lanes;
+      const auto output = block::exchanged_output::of<Policy>(
+        problem, cells, wide, number < count ? number : count - 1);
+      float* row = exchange + output.row * block::exchange_of<Policy>.pitch() + part;
+      tile_type values;
+      values.n              = n;
+      values.first_channel  = first_channel + part;
+      values.channels_total = static_cast<int>(problem.out_channels);
+      values.number         = places.position(output);
+      values.load(row);
+      if constexpr (Careful)
+      {
+        correct(values, output);
+        apply(detail::specialise(functors), values);
+      }
+      else
+      {
+        apply(detail::specialise(detail::from_rows(functors)), values);
+      }
+      if (number < count)
+      {
+        values.store(row);
+      }
+    }
+  }
+
+  template <class Tile>
+  TCONV_DEVICE static void multiply_values(const float (&scale)[2], Tile& values)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < Tile::channels(); ++c)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < Tile::positions(); ++p)
+      {
+        values(c, p) *= scale[c];
+      }
+    }
+  }
+  template <class Tile, class... Functors>
+  TCONV_DEVICE static void finish_values(const chain<Functors...>& all, const float (&scale)[2], Tile& values)
+  {
+    multiply_values(scale, values);
+    apply(all, values);
+  }
+  /// Scales are powers of two: one multiply-add gives the same bits.
+  template <class Tile, class... Rest>
+  TCONV_DEVICE static void finish_values(const chain<bias, Rest...>& all, const float (&scale)[2], Tile& values)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < Tile::channels(); ++c)
+    {
+      const float offset = all.first.bind(values.at(c)).value;
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < Tile::positions(); ++p)
+      {
+        values(c, p) = ::fmaf(values(c, p), scale[c], offset);
+      }
+    }
+    apply(all.rest, values);
+  }
+};
+
+#if TCONV_DETAIL_HAS_WGMMA
+
+/// Adds the products of one input and the weights of one tap: \p w_at is the weight of channel 0.
+template <class Tile, class In>
+TCONV_DEVICE void add_products(Tile& values, float input, const In* w_at, int step)
+{
+  TCONV_PRAGMA_UNROLL
+  for (int c = 0; c < Tile::channels(); ++c)
+  {
+    const float w = values.valid(c) ? to_float(__ldg(w_at + static_cast<int64_t>(values.channel(c)) * step)) : 0.0f;
+    values(c, 0)  = fmaf(input, w, values(c, 0));
+  }
+}
+
 /// Phase number \p index, by all lanes alike: a parameter of the kernel, or an entry of the list in global memory.
 TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase* list, int index)
 {
@@ -190,12 +289,15 @@ TCONV_DEVICE gemm_phase read_phase(const gemm_problem& problem, const gemm_phase
     phase.along[2]   = block::uniform(phase.along[2]);
     phase.taps[0]    = block::uniform(phase.taps[0]);
     phase.taps[1]    = block::uniform(phase.taps[1]);
-    phase.shifts     = block::uniform(phase.shifts);
+    phase.steps      = block::uniform(phase.steps);
     phase.plane      = block::uniform(phase.plane);
     phase.plane_step = block::uniform(phase.plane_step);
     phase.row        = block::uniform(phase.row);
     phase.row_step   = block::uniform(phase.row_step);
-    phase.first_step = block::uniform(phase.first_step);
+    for (gemm_series& series : phase.series)
+    {
+      series = {block::uniform(series.count), block::uniform(series.position), block::uniform(series.step)};
+    }
   }
   return phase;
 }
@@ -222,119 +324,90 @@ TCONV_DEVICE bool landing_shift(const conv_axis& axis, int along, int t, int& sh
   return shift * stride == origin;
 }
 
-/// All outputs of the thread in fp32, from global memory: for tiles whose magnitudes the split form cannot hold.
-template <class Policy, class In>
-TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
+/// Forms an output in fp32, from global memory: for tiles whose magnitudes the split form cannot hold.
+template <class Tile, class In>
+TCONV_DEVICE void multiply_one_by_one(Tile& values,
                                       const gemm_problem& problem,
                                       const tile_view& tile,
-                                      const block::gemm_cells& thread,
                                       const gemm_phase& phase,
-                                      int first_channel,
+                                      const block::exchanged_output& output,
                                       const In* x,
-                                      const In* w)
+                                      const In* weights)
 {
   const conv_axis* axis = problem.axis;
   const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
-  const int channels    = static_cast<int>(problem.out_channels) - first_channel;
   const auto in_d       = static_cast<int>(axis[0].in);
   const auto in_h       = static_cast<int>(axis[1].in);
   const auto in_w       = static_cast<int>(axis[2].in);
   TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
+  for (int c = 0; c < Tile::channels(); ++c)
   {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < Policy::columns / 2; ++i)
-    {
-      sums[set][i] = 0.0f;
-    }
+    values(c, 0) = 0.0f;
   }
   const In* sample = x + tile.n * problem.x.sample;
-#  pragma unroll 1
+#pragma unroll 1
   for (int tap = 0; tap < all; ++tap)
   {
     const int tw = tap % static_cast<int>(axis[2].kernel);
     const int th = tap / static_cast<int>(axis[2].kernel) % static_cast<int>(axis[1].kernel);
     const int td = tap / static_cast<int>(axis[2].kernel) / static_cast<int>(axis[1].kernel);
     int shift[3];
-    if (!landing_shift(axis[0], phase.along[0], td, shift[0]) || !landing_shift(axis[1], phase.along[1], th, shift[1]))
+    if (!landing_shift(axis[0], phase.along[0], td, shift[0]) || !landing_shift(axis[1], phase.along[1], th, shift[1])
+        || !landing_shift(axis[2], phase.along[2] + output.set, tw, shift[2]))
     {
       continue;
     }
-    const int xd      = tile.cell[0] + thread.cell[0] - shift[0];
-    const int xh      = tile.cell[1] + thread.cell[1] - shift[1];
-    const bool inside = xd >= 0 && xd < in_d && xh >= 0 && xh < in_h;
-    TCONV_PRAGMA_UNROLL
-    for (int set = 0; set < Policy::sets; ++set)
+    const int d = tile.cell[0] - shift[0];
+    const int h = tile.cell[1] + output.cell[0] - shift[1];
+    const int w = tile.cell[2] + output.cell[1] - shift[2];
+    if (d < 0 || d >= in_d || h < 0 || h >= in_h || w < 0 || w >= in_w)
     {
-      if (!landing_shift(axis[2], phase.along[2] + set, tw, shift[2]))
-      {
-        continue;
-      }
-      const int xw    = tile.cell[2] + thread.cell[2] - shift[2];
-      const bool in_a = inside && xw >= 0 && xw < in_w;
-      const bool in_b = inside && xw + 1 >= 0 && xw + 1 < in_w;
-      const In* at    = sample + ((static_cast<int64_t>(xd) * in_h + xh) * in_w + xw) * problem.x.position;
-      const In* w_at  = w + static_cast<int64_t>(first_channel) * all + tap;
-#  pragma unroll 1
-      for (int ci = 0; ci < static_cast<int>(problem.in_channels); ++ci)
-      {
-        const float a = in_a ? to_float(at[0]) : 0.0f;
-        const float b = in_b ? to_float(at[problem.x.position]) : 0.0f;
-        add_products<Policy>(sums[set], a, b, w_at, all, channels);
-        at += problem.x.channel;
-        w_at += problem.out_channels * all;
-      }
+      continue;
+    }
+    const In* input = sample + ((static_cast<int64_t>(d) * in_h + h) * in_w + w) * problem.x.position;
+    const In* w_at  = weights + tap;
+#pragma unroll 1
+    for (int ci = 0; ci < static_cast<int>(problem.in_channels); ++ci)
+    {
+      add_products(values, to_float(*input), w_at, all);
+      input += problem.x.channel;
+      w_at += problem.out_channels * all;
     }
   }
 }
 
 /// Adds the products of the inputs that were staged as 0.
-template <class Policy, class In>
-TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
+template <class Tile, class In>
+TCONV_DEVICE void add_lost_products(Tile& values,
                                     const gemm_problem& problem,
-                                    const block::gemm_cells& thread,
                                     const gemm_phase& phase,
+                                    const block::exchanged_output& output,
                                     int first_plane,
-                                    int first_channel,
                                     const In* w)
 {
   const conv_axis* axis = problem.axis;
   const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
-  const int channels    = static_cast<int>(problem.out_channels) - first_channel;
-#  pragma unroll 1
+#pragma unroll 1
   for (int e = 0; e < problem.planes; ++e)
   {
     const int slot = first_plane + e < problem.ring_planes ? first_plane + e : first_plane + e - problem.ring_planes;
-#  pragma unroll 1
+#pragma unroll 1
     for (int warp = 0; warp < block::gemm_control::warps; ++warp)
     {
       const int count = block::control_data().lost_count[slot][warp];
-#  pragma unroll 1
+#pragma unroll 1
       for (int i = 0; i < count; ++i)
       {
         const block::lost_input input = block::lost_list(slot, warp)[i];
-        const int td = landing_tap(axis[0], phase.along[0], thread.cell[0] + problem.most_shift[0] - e);
-        const int th = landing_tap(axis[1], phase.along[1], thread.cell[1] + problem.most_shift[1] - input.row);
-        if (td < 0 || th < 0)
+        const int td                  = landing_tap(axis[0], phase.along[0], problem.most_shift[0] - e);
+        const int th = landing_tap(axis[1], phase.along[1], output.cell[0] + problem.most_shift[1] - input.row);
+        const int tw = landing_tap(axis[2], phase.along[2] + output.set, output.cell[1] + problem.left - input.position);
+        if (td >= 0 && th >= 0 && tw >= 0)
         {
-          continue;
-        }
-        TCONV_PRAGMA_UNROLL
-        for (int set = 0; set < Policy::sets; ++set)
-        {
-          TCONV_PRAGMA_UNROLL
-          for (int cell = 0; cell < 2; ++cell)
-          {
-            const int tw = landing_tap(
-              axis[2], phase.along[2] + set, thread.cell[2] + cell + problem.left - input.position);
-            if (tw >= 0)
-            {
-              const In* w_at = w + (input.channel * problem.out_channels + first_channel) * all
-                             + ((td * static_cast<int>(axis[1].kernel) + th) * static_cast<int>(axis[2].kernel) + tw);
-              add_products<Policy>(
-                sums[set], cell == 0 ? input.value : 0.0f, cell == 1 ? input.value : 0.0f, w_at, all, channels);
-            }
-          }
+          const In* w_at =
+            w + input.channel * problem.out_channels * all
+            + ((td * static_cast<int>(axis[1].kernel) + th) * static_cast<int>(axis[2].kernel) + tw);
+          add_products(values, input.value, w_at, all);
         }
       }
     }
@@ -345,10 +418,9 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
 TCONV_DEVICE void stream_weights(
   const gemm_problem& problem, int first_tile, int last_tile, const unsigned char* packed, const gemm_phase* list)
 {
-  const int phases  = problem.total_phases();
-  const int chunks  = problem.chunks();
-  const int pieces  = problem.piece_bytes();
-  const int at_once = problem.steps_per_stage;
+  const int phases = problem.total_phases();
+  const int chunks = problem.chunks();
+  const int pieces = problem.piece_bytes();
   block::ring_place place;
   bool filled                  = false; // the ring has been filled once
   block::gemm_control& control = block::control_data();
@@ -361,34 +433,38 @@ TCONV_DEVICE void stream_weights(
         packed + (static_cast<int64_t>(channel_tile) * phases + p) * problem.phase_stages * problem.stage_bytes;
       const gemm_phase& phase = p < gemm_problem::listed ? problem.list[p] : list[p];
       const int rows          = phase.taps[0] * phase.taps[1];
-      const int shifts        = phase.shifts;
       for (int chunk = 0; chunk < chunks; ++chunk)
       {
-        const int steps = problem.blocks_of(chunk) * shifts;
-        for (int row = 0; row < rows; ++row)
+        const int stages = gemm_form_traits::of(problem.form).passes * rows
+                         * problem.row_stages(phase.steps, problem.blocks_of(chunk));
+        // Of the stages of a row, parts of blocks are the faster digit.
+        int block = 0;
+        int step  = 0;
+        for (int stage = 0; stage < stages; ++stage)
         {
-          for (int step = 0; step < steps; step += at_once)
+          const int rest   = problem.blocks_of(chunk) - block;
+          const int blocks = rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage;
+          const int end   = step + problem.steps_per_stage < phase.steps ? step + problem.steps_per_stage : phase.steps;
+          const int count = phase.pieces_before(end, problem.sets) - phase.pieces_before(step, problem.sets);
+          const auto bytes = static_cast<unsigned>(blocks * count * pieces);
+          step             = end < phase.steps ? end : 0;
+          block            = step > 0 ? block : (rest == blocks ? 0 : block + blocks);
+          if (filled)
           {
-            const int end    = step + at_once < steps ? step + at_once : steps;
-            const int count  = problem.pieces_of_steps(end, shifts) - problem.pieces_of_steps(step, shifts);
-            const auto bytes = static_cast<unsigned>(count * pieces);
-            if (filled)
-            {
-              block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
-            }
-            uint64_t* full = &control.full[place.slot];
-            cuda::ptx::mbarrier_arrive_expect_tx(
-              cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
-            cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
-                                     cuda::ptx::space_global,
-                                     block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
-                                     source,
-                                     bytes,
-                                     full);
-            source += problem.stage_bytes;
-            place.advance(problem.stages);
-            filled = filled || place.slot == 0;
+            block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
           }
+          uint64_t* full = &control.full[place.slot];
+          cuda::ptx::mbarrier_arrive_expect_tx(
+            cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
+          cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
+                                   cuda::ptx::space_global,
+                                   block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+                                   source,
+                                   bytes,
+                                   full);
+          source += problem.stage_bytes;
+          place.advance(problem.stages);
+          filled = filled || place.slot == 0;
         }
       }
     }
@@ -426,7 +502,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   int segment       = 0;
   for (int index = first_tile; index < last_tile; ++index)
   {
-#  pragma unroll 1
+#pragma unroll 1
     for (int repeat = 0; repeat < repeats; ++repeat, ++segment)
     {
       const int chunk     = repeat % chunks;
@@ -451,7 +527,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
       bool lost       = false;
       for (int begin = kept;; begin = 0)
       {
-#  pragma unroll 1
+#pragma unroll 1
         for (int e = begin; e < planes; ++e)
         {
           const int slot = first_plane + e < ring ? first_plane + e : first_plane + e - ring;
@@ -475,7 +551,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
         block::synchronize_staging<warps * 32>();
         float peak    = 0.0f;
         int most_lost = 0;
-#  pragma unroll 1
+#pragma unroll 1
         for (int i = 0; i < planes * warps; ++i)
         {
           const int at = first_plane * warps + i < ring * warps ? first_plane * warps + i
@@ -517,17 +593,40 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
                                         one_by_one,
                                         lost};
       }
+      block::publish();
       block::arrive_barrier(&control.staged[segment & 1]);
     }
   }
 }
 
-/// The channel tile of tile \p index.
-TCONV_DEVICE int tile_of_channels(const gemm_problem& problem, int index)
+/// All accumulators of a thread become \p v.
+template <class Policy>
+TCONV_DEVICE void set_accumulators(block::gemm_accumulators<Policy>& sums, float v)
 {
-  return problem.channel_tiles == 1
-         ? 0
-         : index / (static_cast<int>(problem.batch) * problem.tiles[0] * problem.tiles[1] * problem.tiles[2]);
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < tuning::implicit_gemm_cells / 2; ++i)
+    {
+      sums[set][i] = v;
+    }
+  }
+}
+
+/// All accumulators of a thread are multiplied by \p factor.
+template <class Policy>
+TCONV_DEVICE void multiply_accumulators(block::gemm_accumulators<Policy>& sums, float factor)
+{
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < tuning::implicit_gemm_cells / 2; ++i)
+    {
+      sums[set][i] *= factor;
+    }
+  }
 }
 
 /// Where a consumer warpgroup stands.
@@ -553,172 +652,188 @@ struct consumer_state
   }
 };
 
-/// All phases of one tile. \p Careful: with what only a few tiles of the split form need; apart from the others, whose registers it
-/// would cost. \p new_channels: the tile is the first of the block with its channels.
-template <class Policy, gemm_form Form, bool Careful, class Finish, class In>
+/// Multiplies the rows of a phase with the chunk of channels at hand. On return the products are complete. \p sums: of the outputs,
+/// in the units of pass 1. \p products: accumulators of the tensor core, which truncates, where Promote; those of every stage are
+/// then added up outside.
+template <class Policy, gemm_form Form, int Pass, bool Promote>
+TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
+                                block::gemm_accumulators<Policy>& products,
+                                const gemm_problem& problem,
+                                const gemm_phase& phase,
+                                consumer_state& state,
+                                int group,
+                                int blocks)
+{
+  block::gemm_control& control = block::control_data();
+  const auto memory            = static_cast<unsigned>(__cvta_generic_to_shared(block::gemm_memory()));
+  const int run                = Policy::runs == 2 ? group * tuning::implicit_gemm_cells * gemm_position_bytes : 0;
+  const int beside             = Policy::runs == 2 ? 0 : group * 64 * 32; // bytes of weights before the warpgroup's own
+  constexpr float unit         = 1.0f / (1 << block::low_exponent);
+  constexpr bool low           = Form == gemm_form::split && Pass == 0;
+  auto& accumulators           = Promote ? products : sums;
+  int plane                    = state.tile.first_plane + phase.plane;
+  int used                     = -1; // the stage whose products may still be under way
+#pragma unroll 1
+  for (int d = 0; d < phase.taps[0]; ++d)
+  {
+    // Of the first tap along h; planes follow each other in a ring.
+    const int slot = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
+    unsigned row =
+      (memory + static_cast<unsigned>(problem.staged_at + phase.row + run + slot * problem.plane_bytes())) / 16;
+#pragma unroll 1
+    for (int h = 0; h < phase.taps[1]; ++h)
+    {
+      unsigned at = row;
+#pragma unroll 1
+      for (int block = 0; block < blocks; block += problem.blocks_per_stage)
+      {
+        const int rest = blocks - block;
+#pragma unroll 1
+        for (int step = 0; step < phase.steps; step += problem.steps_per_stage)
+        {
+          block::ring_place& place = state.place;
+          block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
+          int holds[Policy::sets];
+          TCONV_PRAGMA_UNROLL
+          for (int set = 0; set < Policy::sets; ++set)
+          {
+            holds[set] = Promote ? 0 : 1;
+          }
+          block::multiply_stage<Policy, Form, Pass>(
+            accumulators,
+            holds,
+            problem,
+            phase,
+            at,
+            (memory + static_cast<unsigned>(problem.ring_at + beside + place.slot * problem.stage_bytes)) / 16,
+            rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage,
+            step);
+          block::wgmma::wait<Promote ? 0 : 1>();
+          if constexpr (Promote)
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int set = 0; set < Policy::sets; ++set)
+            {
+              TCONV_PRAGMA_UNROLL
+              for (int i = 0; i < tuning::implicit_gemm_cells / 2; ++i)
+              {
+                const float sum = ::fmaf(products[set][i], low ? unit : 1.0f, sums[set][i]);
+                sums[set][i]    = holds[set] != 0 ? sum : sums[set][i];
+              }
+            }
+          }
+          if (!problem.resident && used >= 0 && block::elected())
+          {
+            block::arrive_barrier(&control.empty[used]);
+          }
+          used = place.slot;
+          place.advance(problem.stages);
+        }
+        at += static_cast<unsigned>(problem.blocks_per_stage * problem.block_bytes()) / 16;
+      }
+      row += static_cast<unsigned>(phase.row_step / 16);
+    }
+    plane += phase.plane_step;
+  }
+  block::wgmma::wait<0>();
+  if (!problem.resident && used >= 0 && block::elected())
+  {
+    block::arrive_barrier(&control.empty[used]);
+  }
+  if constexpr (low && !Promote)
+  {
+    multiply_accumulators<Policy>(sums, unit);
+  }
+}
+
+/// All phases of one tile.
+template <class Policy, gemm_form Form, class Finish, class In>
 TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
                                 consumer_state& state,
-                                bool new_channels,
                                 const In* x,
                                 const In* w,
                                 const gemm_phase* list,
                                 const float* inverse_scales,
                                 const Finish& finish)
 {
-  using block::uniform;
-  constexpr int threads        = Policy::consumers * 128;
-  block::gemm_control& control = block::control_data();
-  const int chunks             = problem.chunks();
-  const int phases             = problem.total_phases();
-#  pragma unroll 1
+  constexpr bool split   = Form == gemm_form::split;
+  constexpr bool promote = split && Policy::sets == 1; // where registers allow
+  const int chunks       = problem.chunks();
+  const int phases       = problem.total_phases();
+  const int group        = own_group();
+#pragma unroll 1
   for (int p = 0; p < phases; ++p)
   {
     block::gemm_accumulators<Policy> sums;
-    TCONV_PRAGMA_UNROLL
-    for (int set = 0; set < Policy::sets; ++set)
+    block::gemm_accumulators<Policy> products;
+    set_accumulators<Policy>(sums, 0.0f);
+    if constexpr (promote)
     {
-      TCONV_PRAGMA_UNROLL
-      for (int i = 0; i < Policy::columns / 2; ++i)
-      {
-        sums[set][i] = 0.0f;
-      }
+      set_accumulators<Policy>(products, 0.0f);
     }
     const gemm_phase phase = read_phase(problem, list, p);
-    int exponent           = 0;
-    bool one_by_one        = Careful && uniform(control.one_by_one) != 0;
-#  pragma unroll 1
+    if (chunks > 1)
+    {
+      state.await_segment();
+    }
+    bool one_by_one = split && block::uniform(block::control_data().one_by_one) != 0;
+    int exponent    = 0;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk)
     {
-      if (chunks > 1)
-      {
-        state.await_segment();
-      }
-      if constexpr (Careful)
-      {
-        one_by_one       = one_by_one || state.tile.one_by_one != 0;
-        const int change = state.tile.exponent - exponent;
-        if (chunk > 0 && change != 0)
-        {
-          // Only downwards: inputs of this chunk are larger.
-          one_by_one         = one_by_one || change < -60;
-          const float factor = block::power_of_two(change < -60 ? -60 : change);
-          TCONV_PRAGMA_UNROLL
-          for (int set = 0; set < Policy::sets; ++set)
-          {
-            TCONV_PRAGMA_UNROLL
-            for (int i = 0; i < Policy::columns / 2; ++i)
-            {
-              sums[set][i] *= factor;
-            }
-          }
-        }
-      }
-      exponent       = state.tile.exponent;
-      const int lane = block::own_thread() % 32;
-      const block::gemm_cells cells(control.pair[block::own_pair()]);
-      const int steps = problem.blocks_of(chunk) * phase.shifts;
-      int plane       = state.tile.first_plane + cells.cell[0] + phase.plane;
-      // Of the first tap along h; planes follow each other in a ring.
-      const auto offset = static_cast<unsigned>(phase.row + cells.cell[1] * problem.row_bytes()
-                                                + cells.cell[2] / 2 * problem.position_bytes()
-                                                + lane % 4 * gemm_form_traits::of(Form).lane_bytes);
-#  pragma unroll 1
-      for (int d = 0; d < phase.taps[0]; ++d)
-      {
-        const int slot           = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
-        const unsigned char* row = block::gemm_memory()
-                                 + (problem.staged_at + static_cast<unsigned>(slot * problem.plane_bytes()) + offset);
-#  pragma unroll 1
-        for (int h = 0; h < phase.taps[1]; ++h)
-        {
-          block::step_walk walk(problem, phase);
-#  pragma unroll 1
-          for (int step = 0; step < steps; step += problem.steps_per_stage)
-          {
-            block::ring_place& place = state.place;
-            block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
-            const int rest = steps - step;
-            block::multiply_stage<Policy, Form>(
-              sums,
-              problem,
-              phase.shifts,
-              row,
-              block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
-              rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
-              walk);
-            if (!problem.resident)
-            {
-              if (block::elected())
-              {
-                block::arrive_barrier(&control.empty[place.slot]);
-              }
-            }
-            place.advance(problem.stages);
-          }
-          row += phase.row_step;
-        }
-        plane += phase.plane_step;
-      }
-      if (chunks > 1 && chunk + 1 < chunks)
+      if (chunk > 0)
       {
         state.release_segment();
+        state.await_segment();
+      }
+      if constexpr (split)
+      {
+        // Only downwards: inputs of this chunk are larger. Without a branch: accumulators that are written on one side of it make the
+        // compiler wait for every product.
+        const int change = chunk == 0 ? 0 : state.tile.exponent - exponent;
+        exponent         = state.tile.exponent;
+        one_by_one       = one_by_one || state.tile.one_by_one != 0 || change < -60;
+        multiply_accumulators<Policy>(
+          sums, block::power_of_two((change < -60 ? -60 : change) + (promote ? 0 : block::low_exponent)));
+      }
+      multiply_rows<Policy, Form, 0, promote>(sums, products, problem, phase, state, group, problem.blocks_of(chunk));
+      if constexpr (split)
+      {
+        multiply_rows<Policy, Form, 1, promote>(sums, products, problem, phase, state, group, problem.blocks_of(chunk));
       }
     }
 
-    const tile_view& tile   = state.tile;
-    const int lane          = block::own_thread() % 32;
-    const int first_channel = tile.channel_tile * Policy::columns + lane % 4 * 2;
-    gemm_scale<Policy::columns, Policy::sets, Form == gemm_form::split> scale{};
-    if constexpr (Form == gemm_form::split)
+    const tile_view& tile = state.tile;
+    float scale[2]        = {1.0f, 1.0f};
+    bool careful          = false;
+    if constexpr (split)
     {
-      if (p == 0 && new_channels)
+      const int thread = block::opaque(static_cast<int>(threadIdx.x));
+      const float* own = inverse_scales + tile.channel_tile * Policy::channels
+                       + (Policy::runs == 1 ? thread / 32 : thread / 32 % 4) * block::warp_channels + thread % 32 / 4;
+      const float of_inputs = block::power_of_two(-tile.exponent);
+      scale[0]              = own[0] * of_inputs;
+      scale[1]              = own[8] * of_inputs;
+      careful               = one_by_one || (chunks == 1 && tile.lost != 0);
+      if (careful)
       {
-        block::synchronize_consumers<threads>(); // nobody uses the old ones
-        for (int i = static_cast<int>(threadIdx.x); i < Policy::columns; i += threads)
-        {
-          control.inverse_scale[i] = inverse_scales[tile.channel_tile * Policy::columns + i];
-        }
-        block::synchronize_consumers<threads>();
-      }
-      scale.of_inputs  = block::power_of_two(-exponent);
-      scale.of_weights = control.inverse_scale + lane % 4 * 2;
-      if constexpr (Careful)
-      {
-        const block::gemm_cells own(control.pair[block::own_pair()]);
-        if (one_by_one)
-        {
-          scale = {};
-          multiply_one_by_one<Policy>(sums, problem, tile, own, phase, first_channel, x, w);
-        }
-        else if (chunks == 1 && tile.lost != 0)
-        {
-          scale.apply(sums);
-          scale = {};
-          add_lost_products<Policy>(sums, problem, own, phase, tile.first_plane, first_channel, w);
-        }
+        const auto correct = [&](auto& values, const block::exchanged_output& output) {
+          if (one_by_one)
+          {
+            multiply_one_by_one(values, problem, tile, phase, output, x, w);
+          }
+          else
+          {
+            add_lost_products(values, problem, phase, output, tile.first_plane, w);
+          }
+        };
+        finish.template operator()<Policy, true>(problem, tile, phase, scale, sums, correct);
       }
     }
-
-    const auto locate_outputs = [&] {
-      const block::gemm_cells cells(control.pair[block::own_pair()]);
-      int o[3];
-      for (int a = 0; a < 3; ++a)
-      {
-        o[a] = (tile.cell[a] + cells.cell[a]) * static_cast<int>(problem.axis[a].stride) + phase.along[a];
-      }
-      const auto out_d = static_cast<int>(problem.axis[0].out);
-      const auto out_h = static_cast<int>(problem.axis[1].out);
-      const auto out_w = static_cast<int>(problem.axis[2].out);
-      block::fragment_run run;
-      run.step          = Policy::sets == 2 ? 1 : static_cast<int>(problem.axis[2].stride);
-      run.first         = (static_cast<int64_t>(o[0]) * out_h + o[1]) * out_w + o[2];
-      const bool inside = cells.active && o[0] < out_d && o[1] < out_h && o[2] < out_w;
-      // Of the two cells.
-      const int present = Policy::sets == 2 ? out_w - o[2] : (o[2] + run.step < out_w ? 2 : 1);
-      run.count         = inside ? (present < 2 * Policy::sets ? present : 2 * Policy::sets) : 0;
-      return run;
-    };
-    finish(tile.n, static_cast<int>(problem.out_channels), first_channel, locate_outputs, scale, sums);
+    if (!careful)
+    {
+      finish.template operator()<Policy, false>(problem, tile, phase, scale, sums, nothing_to_correct{});
+    }
     if (chunks > 1)
     {
       state.release_segment();
@@ -737,10 +852,9 @@ TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
                                  const float* inverse_scales,
                                  const Finish& finish)
 {
-  const bool whole       = problem.chunks() == 1;
-  const bool all_careful = Form == gemm_form::split && block::uniform(block::control_data().one_by_one) != 0;
+  const bool whole = problem.chunks() == 1;
   consumer_state state;
-#  pragma unroll 1
+#pragma unroll 1
   for (int index = first_tile; index < last_tile; ++index)
   {
     if (whole)
@@ -751,21 +865,7 @@ TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
     {
       state.place = block::ring_place{};
     }
-    const bool new_channels = index == first_tile
-                           || tile_of_channels(problem, index) != tile_of_channels(problem, index - 1);
-    bool careful = false;
-    if constexpr (Form == gemm_form::split)
-    {
-      careful = all_careful || !whole || (state.tile.one_by_one | state.tile.lost) != 0;
-      if (careful)
-      {
-        multiply_tile<Policy, Form, true>(problem, state, new_channels, x, w, list, inverse_scales, finish);
-      }
-    }
-    if (!careful)
-    {
-      multiply_tile<Policy, Form, false>(problem, state, new_channels, x, w, list, inverse_scales, finish);
-    }
+    multiply_tile<Policy, Form>(problem, state, x, w, list, inverse_scales, finish);
     if (whole)
     {
       state.release_segment();
@@ -783,7 +883,6 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
                                                                     const In* w,
                                                                     const unsigned char* packed,
                                                                     const gemm_phase* phases,
-                                                                    const gemm_step* steps,
                                                                     const float* inverse_scales,
                                                                     const unsigned* lost_weights,
                                                                     int lost_count,
@@ -793,10 +892,6 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
   block::gemm_control& control = block::control_data();
   const int first_tile         = static_cast<int>(problem.total_tiles() * blockIdx.x / gridDim.x);
   const int last_tile          = static_cast<int>(problem.total_tiles() * (blockIdx.x + 1) / gridDim.x);
-  if (threadIdx.x < Policy::rows / 2)
-  {
-    control.pair[threadIdx.x] = block::gemm_cells::pack(problem, static_cast<int>(threadIdx.x));
-  }
   if (threadIdx.x == 0)
   {
     control.one_by_one = 0;
@@ -835,10 +930,6 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
   {
     block::wgmma::take_registers<Policy::consumer_registers>();
     runtime::grid_dependency_wait();
-    for (int i = static_cast<int>(threadIdx.x); i < problem.table_steps(); i += Policy::consumers * 128)
-    {
-      block::step_table(problem)[i] = steps[i];
-    }
     if constexpr (Form == gemm_form::split)
     {
       for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)

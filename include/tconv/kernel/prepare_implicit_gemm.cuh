@@ -3,7 +3,7 @@
 
 /// \file
 /// Prepares the Hopper tensor-core engine: packs weights [in_channels, out_channels, taps...] into stages, and writes the
-/// list of phases and the table of steps that the main loop follows.
+/// list of phases that the main loop follows.
 
 #include "../block/implicit_gemm.cuh"
 #include "../detail/launch.cuh"
@@ -16,12 +16,13 @@ namespace kernel
 {
 
 /// Where the weights of a tap along one axis are packed.
-struct alignas(16) packed_tap
+struct packed_tap
 {
   int phase; ///< phase, along w group of phases
-  int index; ///< number of the tap among those of its phase, along w of its shift
+  int index; ///< number of the tap among those of its phase; along w the part of a block of channels that a stage holds
   int count; ///< how many there are
-  int piece; ///< along w: pieces before it in a row
+  int piece; ///< along w: number of its piece among the block's in the stage
+  int pieces; ///< and how many there are
 };
 
 /// Tap \p t along axis \p a of \p problem.
@@ -31,19 +32,26 @@ TCONV_DEVICE packed_tap locate_tap(const gemm_problem& problem, int a, int t)
   {
     const auto r          = static_cast<int>(problem.axis[a].tap_phase(t));
     const axis_phase taps = problem.phase(a, r);
-    return {r, static_cast<int>((t - taps.first_tap) / taps.tap_step), static_cast<int>(taps.count), 0};
+    return {r, static_cast<int>((t - taps.first_tap) / taps.tap_step), static_cast<int>(taps.count), 0, 0};
   }
   const gemm_tap_place place = problem.place(t);
   const int64_t first        = static_cast<int64_t>(place.group) * problem.sets;
-  const bool follows         = place.set == 1 && problem.tap(first, place.shift, 0) >= 0;
-  return {place.group, place.shift, problem.shifts(first), problem.pieces_before(place.shift) + (follows ? 1 : 0)};
-}
-
-/// The input channel, within its block, of number \p k of half \p half of K: the order that staged input has.
-template <gemm_form Form>
-TCONV_DEVICE constexpr int packed_channel(int half, int k)
-{
-  return 2 * half + (Form == gemm_form::tf32 ? 4 * (k % 4) + k / 4 : 4 * (k / 2) + k % 2);
+  gemm_phase phase{};
+  for (int which = 0; which < gemm_series_count; ++which)
+  {
+    phase.series[which].count = static_cast<int>(problem.taps_of(first, which).count);
+    phase.steps += phase.series[which].count;
+  }
+  const int part     = place.step / problem.steps_per_stage;
+  const int begin    = part * problem.steps_per_stage;
+  const int end      = begin + problem.steps_per_stage < phase.steps ? begin + problem.steps_per_stage : phase.steps;
+  const int before   = phase.pieces_before(begin, problem.sets);
+  const bool follows = place.set == 1 && problem.tap(first, place.step, 0) >= 0;
+  return {place.group,
+          part,
+          (phase.steps + problem.steps_per_stage - 1) / problem.steps_per_stage,
+          phase.pieces_before(place.step, problem.sets) - before + (follows ? 1 : 0),
+          phase.pieces_before(end, problem.sets) - before};
 }
 
 /// The weights of one output channel and tap with gemm_block_channels input channels: what a thread packs at once.
@@ -74,10 +82,10 @@ struct weight_column
     return result;
   }
 
-  /// Stores to the column's 16 bytes in the core matrices of a piece (see wgmma.cuh), the first of which begins at \p at and the
-  /// others 128 bytes apart, those of the second term \p term bytes from there. \p scale and \p tolerance: split form; true if a weight
-  /// loses more than that relative to itself.
-  TCONV_DEVICE bool store(unsigned char* at, int term, float scale, float tolerance) const
+  /// Stores to the output channel's 16 bytes in the core matrices of a piece (see wgmma.cuh), the first of which begins at \p at and the
+  /// others 128 bytes apart, those of the second half of the input channels (tf32) or of the high parts (split) \p beyond bytes from
+  /// there. \p scale and \p tolerance: split form; true if a weight loses more than that relative to itself.
+  TCONV_DEVICE bool store(unsigned char* at, int64_t beyond, float scale, float tolerance) const
   {
     bool broken = false;
     TCONV_PRAGMA_UNROLL
@@ -86,9 +94,9 @@ struct weight_column
       if constexpr (Form == gemm_form::tf32)
       {
         // A half is an instruction, of two core matrices.
-        const auto word = [&](int k) { return block::round_tf32(to_float(of[packed_channel<Form>(half, k)])); };
-        *reinterpret_cast<uint4*>(at + half * term)       = make_uint4(word(0), word(1), word(2), word(3));
-        *reinterpret_cast<uint4*>(at + half * term + 128) = make_uint4(word(4), word(5), word(6), word(7));
+        const auto word = [&](int k) { return block::round_tf32(to_float(of[8 * half + k])); };
+        *reinterpret_cast<uint4*>(at + half * beyond)       = make_uint4(word(0), word(1), word(2), word(3));
+        *reinterpret_cast<uint4*>(at + half * beyond + 128) = make_uint4(word(4), word(5), word(6), word(7));
       }
       else if constexpr (Form == gemm_form::split)
       {
@@ -97,7 +105,7 @@ struct weight_column
         TCONV_PRAGMA_UNROLL
         for (int k = 0; k < 8; ++k)
         {
-          const float original = to_float(of[packed_channel<Form>(half, k)]);
+          const float original = to_float(of[8 * half + k]);
           const float v        = original * scale;
           hi[k]                = __float2half_rn(v);
           lo[k]                = __float2half_rn((v - __half2float(hi[k])) * block::power_of_two(block::low_exponent));
@@ -105,8 +113,8 @@ struct weight_column
             fabsf(v - __half2float(hi[k]) - __half2float(lo[k]) * block::power_of_two(-block::low_exponent));
           broken = broken || (original != 0.0f && !(v != 0.0f && rest <= tolerance * fabsf(v)));
         }
-        *reinterpret_cast<uint4*>(at + half * 128)        = joined(hi);
-        *reinterpret_cast<uint4*>(at + half * 128 + term) = joined(lo);
+        *reinterpret_cast<uint4*>(at + half * 128)          = joined(lo);
+        *reinterpret_cast<uint4*>(at + half * 128 + beyond) = joined(hi);
       }
       else
       {
@@ -114,7 +122,7 @@ struct weight_column
         TCONV_PRAGMA_UNROLL
         for (int k = 0; k < 8; ++k)
         {
-          values[k] = of[packed_channel<Form>(half, k)];
+          values[k] = of[8 * half + k];
         }
         *reinterpret_cast<uint4*>(at + half * 128) = joined(values);
       }
@@ -144,7 +152,6 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
   const In* w,
   unsigned char* packed,
   gemm_phase* phases,
-  gemm_step* steps,
   float* inverse_scales,
   unsigned* lost)
 {
@@ -186,10 +193,6 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
   for (int p = gemm_problem::listed + number; p < problem.total_phases(); p += all)
   {
     phases[p] = make_gemm_phase(problem, p);
-  }
-  for (int i = number; i < problem.table_steps(); i += all)
-  {
-    steps[i] = problem.step(i);
   }
 
   // Items of a column: blocks of input channels, and taps, which are the faster digit.
@@ -234,8 +237,8 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
     }
   }
 
-  const int tile    = group * columns / problem.columns;
-  const int in_tile = group * columns % problem.columns / columns;
+  const int tile    = group * columns / problem.tile_channels;
+  const int in_tile = group * columns % problem.tile_channels / columns;
   bool at_hand      = Form == gemm_form::split; // the last item is
   bool broken       = false;
   for (; item >= 0; item -= stride)
@@ -258,17 +261,23 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
     }
     const int chunk    = block / problem.chunk_blocks;
     const int in_chunk = block - chunk * problem.chunk_blocks;
-    const int run      = (in_chunk * v.count + v.index) / problem.steps_per_stage;
+    const int together = in_chunk / problem.blocks_per_stage; // blocks of a stage
     const int p        = (d.phase * problem.phases[1] + h.phase) * problem.phases[2] + v.phase;
-    const int stage    = chunk * d.count * h.count * problem.row_stages(v.count, problem.chunk_blocks)
-                    + (d.index * h.count + h.index) * problem.row_stages(v.count, problem.blocks_of(chunk)) + run;
-    const int piece = in_chunk * problem.pieces_before(v.count) + v.piece
-                    - problem.pieces_of_steps(run * problem.steps_per_stage, v.count);
+    // Stages of a pass over a whole chunk and over this one.
+    constexpr int passes   = gemm_form_traits::of(Form).passes;
+    const auto pass_stages = [&](int channels) {
+      return d.count * h.count * v.count * ((channels + problem.blocks_per_stage - 1) / problem.blocks_per_stage);
+    };
+    const int pass  = pass_stages(problem.blocks_of(chunk));
+    const int stage = chunk * passes * pass_stages(problem.chunk_blocks)
+                    + (d.index * h.count + h.index) * (pass / (d.count * h.count)) + together * v.count + v.index;
+    const int piece   = (in_chunk - together * problem.blocks_per_stage) * v.pieces + v.piece;
     unsigned char* at = packed
                       + ((static_cast<int64_t>(tile) * problem.total_phases() + p) * problem.phase_stages + stage)
                           * problem.stage_bytes
                       + (piece * problem.piece_bytes() + in_tile * 256 + column * 16);
-    broken = weights.store(at, problem.columns * 32, scale, problem.lost) || broken;
+    const int64_t beyond = passes == 2 ? static_cast<int64_t>(pass) * problem.stage_bytes : problem.tile_channels * 32;
+    broken               = weights.store(at, beyond, scale, problem.lost) || broken;
   }
   if constexpr (Form == gemm_form::split)
   {

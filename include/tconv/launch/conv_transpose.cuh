@@ -361,7 +361,7 @@ private:
           functors_of_run,
           to.data,
           to.strides,
-          vector(last ? block::fragment_channel_vector<element> : 2 * gemm.problem.sets)};
+          (last || shape.stride[2] == gemm.problem.sets) && vector(block::store_width<element>(last))};
         return launch_gemm(x, w, finish, opts, space, stream);
       }
 #endif

@@ -115,7 +115,7 @@ describe_plan(description& result, const conv_transpose_shape<Rank>& shape, cons
     if (plan.tensor_cores)
     {
       const gemm_problem& p = plan.gemm.problem;
-      set_tile(p.box, p.columns, p.total_tiles(), p.total_phases());
+      set_tile(p.box, p.tile_channels, p.total_tiles(), p.total_phases());
     }
     else
     {

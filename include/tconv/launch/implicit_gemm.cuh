@@ -23,7 +23,6 @@ struct gemm_workspace
 {
   detail::workspace_layout::piece<unsigned char> packed;
   detail::workspace_layout::piece<gemm_phase> phases;
-  detail::workspace_layout::piece<gemm_step> steps;
   detail::workspace_layout::piece<float> inverse_scales;
   detail::workspace_layout::piece<unsigned> lost;
 
@@ -31,8 +30,7 @@ struct gemm_workspace
   gemm_workspace(detail::workspace_layout& layout, const detail::gemm_plan& plan, bool used = true)
       : packed(layout.add<unsigned char>(used ? plan.packed_bytes : 0))
       , phases(layout.add<gemm_phase>(used ? plan.problem.total_phases() : 0))
-      , steps(layout.add<gemm_step>(used ? plan.problem.table_steps() : 0))
-      , inverse_scales(layout.add<float>(used ? int64_t{plan.problem.channel_tiles} * plan.problem.columns : 0))
+      , inverse_scales(layout.add<float>(used ? int64_t{plan.problem.channel_tiles} * plan.problem.tile_channels : 0))
       , lost(layout.add<unsigned>(used ? plan.pack_blocks : 0))
   {}
 };
@@ -79,7 +77,6 @@ template <gemm_form Form, class In, class Finish>
   const gemm_problem& p = plan.problem;
   unsigned char* packed = pieces.packed.get(space);
   gemm_phase* phases    = pieces.phases.get(space);
-  gemm_step* steps      = pieces.steps.get(space);
   float* inverse_scales = pieces.inverse_scales.get(space);
   unsigned* lost        = pieces.lost.get(space);
   int device            = 0;
@@ -107,14 +104,13 @@ template <gemm_form Form, class In, class Finish>
                         w,
                         packed,
                         phases,
-                        steps,
                         inverse_scales,
                         lost);
       !s.ok())
   {
     return s;
   }
-  return detail::visit_gemm_policy(p.columns, p.sets, [&](auto policy) -> status {
+  return detail::visit_gemm_policy(p.tile_channels, p.sets, [&](auto policy) -> status {
     using policy_type = decltype(policy);
     return launch("tconv::kernel::implicit_gemm",
                   kernel::implicit_gemm<policy_type, Form, Finish, In>,
@@ -128,7 +124,6 @@ template <gemm_form Form, class In, class Finish>
                   w,
                   packed,
                   phases,
-                  steps,
                   inverse_scales,
                   lost,
                   plan.pack_blocks,

@@ -138,6 +138,11 @@ TCONV_DEVICE void store_streaming(T* target, Values values)
       __stcs(
         reinterpret_cast<float4*>(target + i), make_float4(values(i), values(i + 1), values(i + 2), values(i + 3)));
     }
+    else if constexpr (sizeof(T) == 4)
+    {
+      static_assert(width == 2, "tconv: vectors of float have 2 or 4 elements");
+      __stcs(reinterpret_cast<float2*>(target + i), make_float2(values(i), values(i + 1)));
+    }
     else if constexpr (width == 8)
     {
       __stcs(reinterpret_cast<uint4*>(target + i),
@@ -146,11 +151,15 @@ TCONV_DEVICE void store_streaming(T* target, Values values)
                         pack_pair<T>(values(i + 4), values(i + 5)),
                         pack_pair<T>(values(i + 6), values(i + 7))));
     }
-    else
+    else if constexpr (width == 4)
     {
-      static_assert(width == 4, "tconv: vectors have 8 or 16 bytes");
       __stcs(reinterpret_cast<uint2*>(target + i),
              make_uint2(pack_pair<T>(values(i), values(i + 1)), pack_pair<T>(values(i + 2), values(i + 3))));
+    }
+    else
+    {
+      static_assert(width == 2, "tconv: vectors of 16-bit elements have 2, 4 or 8");
+      __stcs(reinterpret_cast<unsigned*>(target + i), pack_pair<T>(values(i), values(i + 1)));
     }
   }
 }
