@@ -219,14 +219,15 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
     ASSERT_LE(plan.shared_bytes, tconv::tuning::implicit_gemm_shared_bytes);
     ASSERT_GE(problem.stages, 2);
     ASSERT_GE(problem.ring_planes, problem.planes);
-    // What the warpgroups multiply reaches the last cell of the tile, and ends in shared memory.
-    const int runs = problem.tile_channels == 64 ? 2 : 1;
-    const int last = (problem.box[1] - 1) * problem.width + problem.box[2];
-    ASSERT_LE(last, runs * tconv::tuning::implicit_gemm_cells);
+    // What a warpgroup multiplies reaches the last cell of its run, and ends in shared memory.
+    const int last = (problem.run_box[1] - 1) * problem.width + problem.run_box[2];
+    ASSERT_LE(last, tconv::tuning::implicit_gemm_cells);
     ASSERT_LE(problem.staged_at + problem.ring_planes * problem.plane_bytes(), problem.exchange_at);
-    ASSERT_LE(problem.exchange_at
-                + (runs * tconv::tuning::implicit_gemm_cells - last) * tconv::gemm_position_bytes,
-              plan.shared_bytes);
+    ASSERT_LE(problem.exchange_at + tconv::tuning::implicit_gemm_cells * tconv::gemm_position_bytes, plan.shared_bytes);
+    for (int a = 0; a < 3; ++a)
+    {
+      ASSERT_EQ(problem.box[a], problem.run_box[a] * (a == problem.run_axis ? 2 : 1));
+    }
     for (int a = 0; a < 3; ++a)
     {
       ASSERT_GE(static_cast<std::int64_t>(problem.tiles[a]) * problem.box[a], problem.axis[a].cells());

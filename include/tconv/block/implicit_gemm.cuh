@@ -4,15 +4,16 @@
 /// \file
 /// The main loop of the Hopper tensor-core engine: matrix products of weights and a staged input tile.
 ///
-/// A block is persistent. One warp streams packed weights through a ring of stages, three warps stage the input of the next tile,
-/// and consumer warpgroups multiply, both operands in shared memory. The sum over input channels and taps may run in any order.
+/// A block is persistent. One warp streams packed weights through a ring of stages, some stage the input of the next tile, two warpgroups
+/// multiply, both operands in shared memory, and others finish and store the outputs. The sum over input channels and taps may run in any
+/// order.
 ///
 /// Staged input: [plane of a ring][block of 16 channels][slab][row][position][16 bytes], see gemm_form_traits. 8 neighbouring
 /// positions are a core matrix of the right operand, whatever the shift: a tap moves the address of the operand, nothing else.
 
 #include "../thread/element.cuh"
 #include "../tuning/implicit_gemm.hpp"
-#include "fragment_tile.cuh"
+#include "gemm_exchange.cuh"
 #include "implicit_gemm_problem.hpp"
 #include "stage_input.cuh"
 #include "wgmma.cuh"
@@ -33,12 +34,9 @@ struct lost_input
   float value;
 };
 
-/// What the staging warps tell the consumers about a tile (or one chunk of its input channels).
+/// What the staging warps say about a tile (or one chunk of its input channels).
 struct gemm_segment
 {
-  int channel_tile;
-  int n;
-  int cell[3];     ///< first cell of the tile
   int first_plane; ///< slot of the first plane
   int exponent;    ///< inputs were multiplied by 2^exponent
   int one_by_one;  ///< the tile's products must be formed in fp32
@@ -50,15 +48,18 @@ struct gemm_control
 {
   static constexpr int most_planes   = 32; ///< of the ring
   static constexpr int lost_per_warp = 8;
-  static constexpr int warps         = 3;
+  static constexpr int warps         = 7; ///< that stage, at most
 
   uint64_t full[tuning::implicit_gemm_max_stages];  ///< weights have arrived
   uint64_t empty[tuning::implicit_gemm_max_stages]; ///< weights have been used
   uint64_t staged[2];                               ///< the input of a segment is there
   uint64_t used[2];                                 ///< nobody reads the segment any more
+  uint64_t put[2][tuning::implicit_gemm_most_room];   ///< per run: a part is there to be finished
+  uint64_t taken[2][tuning::implicit_gemm_most_room]; ///< it has been finished
   gemm_segment segment[2];
+  gemm_segment of_part[2][tuning::implicit_gemm_most_room]; ///< that it is of, one_by_one for all its chunks together
   int one_by_one; ///< a weight does not fit the split form: no tile does
-  float plane_peak[most_planes * warps];
+  float plane_peak[most_planes][warps];
   int lost_count[most_planes][warps];
 };
 static_assert(sizeof(gemm_control) <= gemm_control_bytes, "tconv: control data has outgrown its room");
@@ -100,17 +101,17 @@ TCONV_DEVICE void synchronize_staging()
   asm volatile("barrier.sync 1, %0;" ::"n"(Threads) : "memory");
 }
 
-/// Synchronises the consumer warps only.
-template <int Threads>
-TCONV_DEVICE void synchronize_consumers()
+/// Synchronises the warpgroups that multiply.
+TCONV_DEVICE void synchronize_multiplying()
 {
-  asm volatile("barrier.sync 2, %0;" ::"n"(Threads) : "memory");
+  asm volatile("barrier.sync 2, 256;" ::: "memory");
 }
 
-/// Synchronises the threads of consumer warpgroup \p group only.
-TCONV_DEVICE void synchronize_group(int group)
+/// Synchronises the \p Threads threads that finish run \p run.
+template <int Threads>
+TCONV_DEVICE void synchronize_finishing(int run)
 {
-  asm volatile("barrier.sync %0, 128;" ::"r"(3 + group) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"r"(3 + run), "n"(Threads) : "memory");
 }
 
 #if TCONV_DETAIL_HAS_WGMMA
@@ -155,7 +156,7 @@ TCONV_DEVICE void arrive_barrier(uint64_t* barrier)
 /// Where a tile lies.
 struct gemm_tile
 {
-  int channel_tile;
+  int channel_tile; ///< the first one
   int n;
   int cell[3];  ///< first cell
   bool follows; ///< the tile before it (index - 1) lies just in front of it along d
@@ -176,7 +177,7 @@ TCONV_DEVICE gemm_tile locate_gemm_tile(const gemm_problem& problem, int index)
   tile.cell[2]      = digit(problem.tiles[2]) * problem.box[2];
   tile.cell[1]      = digit(problem.tiles[1]) * problem.box[1];
   tile.n            = digit(static_cast<int>(problem.batch));
-  tile.channel_tile = static_cast<int>(rest);
+  tile.channel_tile = static_cast<int>(rest) * (problem.channel_tiles / problem.channel_groups);
   return tile;
 }
 
@@ -721,8 +722,8 @@ TCONV_DEVICE void multiply_piece(float (&sums)[tuning::implicit_gemm_cells / 2],
   }
 }
 
-/// Starts to multiply a stage: \p blocks blocks of channels, of each the steps from \p step on. \p x: the warpgroup's staged input for
-/// the stage's taps along d and h and its first block, position 0; \p w: its weights; both in units of 16 bytes. Called by a
+/// Starts to multiply a stage: \p blocks blocks of channels, of each the steps from \p step on. \p x: staged input for
+/// the stage's taps along d and h and its first block, position 0; \p w: the weights; both in units of 16 bytes. Called by a
 /// warpgroup; the products are a group that has been committed. \p holds: per set, 0 if its accumulators are to be written and not added
 /// to; 1 on return where they have been.
 template <class Policy, gemm_form Form, int Pass>
@@ -735,13 +736,15 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
                                  int blocks,
                                  int step)
 {
-  constexpr unsigned term  = Policy::channels * 32 / 16;
-  constexpr unsigned piece = gemm_form_traits::of(Form).terms * term;
-  const auto slab          = static_cast<unsigned>(problem.slab_bytes()) / 16;
-  const uint64_t x_layout  = wgmma::describe(
+  constexpr unsigned term   = Policy::channels * 32 / 16;
+  constexpr unsigned piece  = gemm_form_traits::of(Form).terms * term;
+  constexpr int beside      = Policy::halves; // accumulators of a set
+  constexpr unsigned w_step = Policy::halves == 2 ? tuning::implicit_gemm_rows * 32 / 16 : 0;
+  const auto slab           = static_cast<unsigned>(problem.slab_bytes()) / 16;
+  const uint64_t x_layout   = wgmma::describe(
     0, static_cast<unsigned>(problem.slab_bytes()), 8 * gemm_position_bytes);
   const uint64_t w_layout = wgmma::describe(0, 128, 256);
-#  pragma unroll 1
+#pragma unroll 1
   for (; blocks > 0; --blocks)
   {
     int first = step;                    // of the stage in the series at hand
@@ -759,7 +762,7 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
       auto at                   = x + static_cast<unsigned>(series.position + first * series.step);
       first                     = first > series.count ? first - series.count : 0;
       rest -= count > 0 ? count : 0;
-#  pragma unroll 1
+#pragma unroll 1
       for (; count > 0; --count)
       {
         wgmma::fence(); // the compiler wants one wherever it comes by a branch
@@ -768,7 +771,12 @@ TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
         {
           if ((gemm_problem::sets_of(sets, which) >> set & 1) != 0)
           {
-            multiply_piece<Form, Pass>(sums[set], w, w_layout, term, at, x_layout, slab, holds[set]);
+            TCONV_PRAGMA_UNROLL
+            for (int b = 0; b < beside; ++b)
+            {
+              multiply_piece<Form, Pass>(
+                sums[set * beside + b], w + b * w_step, w_layout, term, at, x_layout, slab, holds[set]);
+            }
             holds[set] = 1;
             w += piece;
           }

@@ -6,7 +6,7 @@
 /// numbers, computed once on the host by the launcher's plan and passed to the kernels by value.
 ///
 /// For every phase the outputs are a matrix product: rows are output channels, columns are cells, and the sum runs over the landing
-/// taps and the input channels. A tile of cells is a run of neighbouring positions of the staged input: rows of the tile with what lies
+/// taps and the input channels. A run of cells is one of neighbouring positions of the staged input: rows with what lies
 /// between them in shared memory, which is multiplied as well and then left out.
 ///
 /// A *step* is one shift of the input along w with 16 input channels; it has one piece of weights, 16 x the channels of a tile, per phase
@@ -56,20 +56,6 @@ struct gemm_form_traits
 
 /// Bytes of a staged position in a slab.
 inline constexpr int gemm_position_bytes = 16;
-
-/// Room in shared memory for the outputs that wait to be finished: rows of channels, one per output, a vector apart from multiples of
-/// all banks. The second set begins where lanes on neighbouring outputs meet other banks than those of the first.
-struct gemm_exchange
-{
-  int channels;
-  int cells;
-  int sets;
-
-  TCONV_HOST_DEVICE constexpr int pitch() const { return channels + 4; }
-  TCONV_HOST_DEVICE constexpr int set_rows() const { return cells % 8 == 4 ? cells : cells + 4; }
-  /// Elements.
-  TCONV_HOST_DEVICE constexpr int size() const { return (set_rows() * (sets - 1) + cells) * pitch(); }
-};
 
 /// Steps along w that follow each other at the same distance, for the same sets.
 struct gemm_series
@@ -130,9 +116,12 @@ struct gemm_problem
   int phases[3]        = {1, 1, 1}; ///< phases per axis; the last counts groups of sets
   int tiles[3]         = {1, 1, 1}; ///< tiles per axis
   int channel_tiles    = 1;
-  int tile_channels    = 64; ///< output channels of a tile
+  int channel_groups   = 1;  ///< tiles that the channel tiles of the same cells are shared out to: 1, or as many as there are
+  int tile_channels    = 64; ///< output channels of a channel tile
   int sets             = 1;
-  int box[3]           = {1, 1, 2}; ///< cells of a tile; one along d
+  int box[3]           = {1, 1, 2}; ///< cells of a tile: two runs next to each other
+  int run_axis         = 2;         ///< along this axis
+  int run_box[3]       = {1, 1, 2}; ///< cells of a run; one along d
   int most_shift[3]    = {0, 0, 0}; ///< of all taps, per axis
   int planes           = 1;         ///< staged extents of a tile
   int rows             = 1;
@@ -157,9 +146,12 @@ struct gemm_problem
     return r < tabulated ? table[a][r] : axis[a].phase(r);
   }
   TCONV_HOST_DEVICE constexpr int total_phases() const { return phases[0] * phases[1] * phases[2]; }
+  /// What a tile is multiplied with, one after the other: phases of its channel tiles. Number r is phase r mod total_phases() of channel
+  /// tile r / total_phases() of those.
+  TCONV_HOST_DEVICE constexpr int rounds() const { return channel_tiles / channel_groups * total_phases(); }
   TCONV_HOST_DEVICE constexpr int64_t total_tiles() const
   {
-    return channel_tiles * batch * tiles[0] * tiles[1] * tiles[2];
+    return channel_groups * batch * tiles[0] * tiles[1] * tiles[2];
   }
   TCONV_HOST_DEVICE constexpr int blocks() const
   {
@@ -177,6 +169,13 @@ struct gemm_problem
   /// so that writes to several of them meet different banks.
   TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * gemm_position_bytes; }
   TCONV_HOST_DEVICE constexpr int slab_bytes() const { return (rows * row_bytes() + 127) / 128 * 128 + 16; }
+  /// Bytes from the first run of a tile to the second, in the same plane.
+  TCONV_HOST_DEVICE constexpr int run_bytes() const
+  {
+    return run_axis == 2   ? run_box[2] * gemm_position_bytes
+           : run_axis == 1 ? run_box[1] * row_bytes()
+                           : 0;
+  }
   TCONV_HOST_DEVICE constexpr int block_bytes() const { return gemm_form_traits::of(form).slabs * slab_bytes(); }
   TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * block_bytes(); }
 

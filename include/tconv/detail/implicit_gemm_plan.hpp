@@ -27,23 +27,33 @@ struct gemm_plan
   double cycles        = 0; ///< estimate of a multiprocessor's
 };
 
-/// Calls visit(policy) for \p channels output channels of a tile and \p sets; the only list of instantiations.
-template <class Visitor>
-auto visit_gemm_policy(int channels, int sets, Visitor&& visit)
+/// Calls visit(policy) for what a plan of \p Form has chosen; the only list of instantiations. The split form keeps its sums beside the
+/// accumulators, where one phase along w is multiplied at a time.
+template <gemm_form Form, class Visitor>
+auto visit_gemm_policy(const gemm_problem& problem, Visitor&& visit)
 {
-  if (sets == 2)
+  if (problem.sets == 2)
   {
-    return channels == 64 ? visit(tuning::implicit_gemm_policy<64, 2>{})
-                          : visit(tuning::implicit_gemm_policy<128, 2>{});
+    return visit(tuning::implicit_gemm_policy<2, 1>{});
   }
-  return channels == 64 ? visit(tuning::implicit_gemm_policy<64, 1>{})
-                        : visit(tuning::implicit_gemm_policy<128, 1>{});
+  if constexpr (Form != gemm_form::split)
+  {
+    if (problem.tile_channels == 128)
+    {
+      return visit(tuning::implicit_gemm_policy<1, 2>{});
+    }
+  }
+  return visit(tuning::implicit_gemm_policy<1, 1>{});
 }
+
+/// Bytes of the room for the parts of both runs.
+template <class Policy>
+inline constexpr int64_t gemm_exchange_bytes = int64_t{Policy::runs} * Policy::room * Policy::part_size * 4;
 
 /// Bytes before the ring of weights, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
 constexpr int64_t gemm_control_room(gemm_form form, int planes)
 {
-  return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 3 * 8 * 16 : 0);
+  return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * 7 * 8 * 16 : 0);
 }
 
 /// Stages: as many whole blocks of channels as \p most_bytes hold, or one, or a part of one. \p phase: one with the most taps along w.
@@ -82,7 +92,8 @@ inline bool plan_staging(gemm_problem& problem, int64_t total, int64_t most_rows
   {
     return false;
   }
-  const int chained = problem.tiles[0] > 1 ? problem.planes + 1 : 2 * problem.planes;
+  const int chained = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
+                                           : 2 * problem.planes;
   // Tries a number of blocks and planes that are staged at once.
   const auto fits = [&](int chunk_blocks, int planes) {
     problem.ring_planes  = planes;
@@ -111,7 +122,7 @@ inline bool plan_staging(gemm_problem& problem, int64_t total, int64_t most_rows
   {
     return true;
   }
-  const bool once = problem.total_phases() == 1;
+  const bool once = problem.rounds() == 1;
   if (!once && fits(blocks, problem.planes))
   {
     return true;
@@ -181,7 +192,8 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
     return ceil_div(
       problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
   };
-  problem.tile_channels = shape.out_channels <= 64 ? 64 : 128;
+  const bool halves     = problem.sets == 1 && form != gemm_form::split && shape.out_channels > tuning::implicit_gemm_rows;
+  problem.tile_channels = tuning::implicit_gemm_rows * (halves ? 2 : 1);
   problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.tile_channels));
   plan.whole_rows       = problem.channel_tiles == 1;
   // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
@@ -195,20 +207,17 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
     const gemm_phase phase = make_gemm_phase(problem, w);
     longest                = phase.steps > longest.steps ? phase : longest;
   }
-  int runs         = 1;
-  int64_t exchange = 0; // bytes
-  visit_gemm_policy(problem.tile_channels, problem.sets, [&](auto policy) {
-    using type = decltype(policy);
-    runs       = type::runs;
-    exchange   = int64_t{runs} * gemm_exchange{type::channels, type::finished_cells, type::sets}.size() * 4;
-  });
+  // Of the parts of both runs.
+  const int64_t exchange = problem.sets == 2 ? gemm_exchange_bytes<tuning::implicit_gemm_policy<2, 1>>
+                         : halves            ? gemm_exchange_bytes<tuning::implicit_gemm_policy<1, 2>>
+                                             : gemm_exchange_bytes<tuning::implicit_gemm_policy<1, 1>>;
   const int64_t cells[3] = {problem.axis[0].cells(), problem.axis[1].cells(), problem.axis[2].cells()};
   int64_t span[3];
   for (int a = 0; a < 3; ++a)
   {
     span[a] = problem.axis[a].max_shift() - problem.axis[a].min_shift();
   }
-  const int64_t most_cells = int64_t{runs} * tuning::implicit_gemm_cells;
+  const int64_t most_cells = tuning::implicit_gemm_cells; // of a run
   if (span[0] > 31 || span[1] > 4096 || span[2] > 4096)
   {
     return plan;
@@ -218,7 +227,7 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   const int count     = form == gemm_form::split ? 3 : gemm_form_traits::of(form).terms;
   const double pieces = static_cast<double>(problem.axis[0].kernel) * static_cast<double>(problem.axis[1].kernel)
                       * static_cast<double>(problem.axis[2].kernel) * problem.blocks();
-  const double multiply  = pieces * count * (tuning::implicit_gemm_cells / 2) * 2;
+  const double multiply  = pieces * count * tuning::implicit_gemm_cells * problem.tile_channels / 64;
   const double results   = static_cast<double>(problem.total_phases()) * problem.sets * problem.tile_channels;
   const bool aligned     = problem.axis[2].in % 4 == 0 && !problem.x.channels_last();
   bool found             = false;
@@ -242,22 +251,39 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
     candidate.quads    = aligned;
     const int64_t to   = candidate.quads ? 4 : 1;
     candidate.left     = static_cast<int>(ceil_div(problem.axis[2].max_shift(), to) * to);
-    const int64_t most = wide + candidate.left - problem.axis[2].min_shift();
-    candidate.width    = static_cast<int>(ceil_div(most, 4) * 4);
-    const int64_t high = std::min(cells[1], (most_cells - wide) / candidate.width + 1);
-    for (const int64_t rows : {high, ceil_div(cells[1], ceil_div(cells[1], high))})
+    const int64_t most = ceil_div(wide + candidate.left - problem.axis[2].min_shift(), 4) * 4;
+    const int64_t high = std::min(cells[1], (most_cells - wide) / most + 1);
+    // Rows of a run, and along which axis the second run follows.
+    for (int number = 0; number < 6; ++number)
     {
-      candidate.box[0] = 1;
-      candidate.box[1] = static_cast<int>(rows);
-      candidate.box[2] = static_cast<int>(wide);
-      int64_t tiles    = problem.batch * problem.channel_tiles;
+      const int64_t rows   = number % 2 == 0 ? high : ceil_div(cells[1], ceil_div(cells[1], high));
+      candidate.run_axis   = number / 2;
+      candidate.run_box[0] = 1;
+      candidate.run_box[1] = static_cast<int>(rows);
+      candidate.run_box[2] = static_cast<int>(wide);
+      std::copy_n(candidate.run_box, 3, candidate.box);
+      candidate.box[candidate.run_axis] *= 2;
+      if (candidate.run_axis == 2 && wide % 4 != 0 && candidate.quads)
+      {
+        continue; // the second run would begin where no tile may
+      }
+      int64_t tiles = problem.batch;
       for (int a = 0; a < 3; ++a)
       {
         candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
         tiles *= candidate.tiles[a];
       }
-      candidate.rows   = static_cast<int>(rows + span[1]);
-      candidate.planes = static_cast<int>(1 + span[0]);
+      // All channels of a tile are multiplied one after the other, unless there is work for few multiprocessors only.
+      candidate.channel_groups = tiles < 2 * tuning::implicit_gemm_multiprocessors ? problem.channel_tiles : 1;
+      tiles *= candidate.channel_groups;
+      const int64_t columns = candidate.box[2] + candidate.left - problem.axis[2].min_shift();
+      candidate.width       = static_cast<int>(ceil_div(columns, 4) * 4);
+      if ((rows - 1) * candidate.width + wide > most_cells)
+      {
+        continue; // runs side by side have longer rows between them
+      }
+      candidate.rows   = static_cast<int>(candidate.box[1] + span[1]);
+      candidate.planes = static_cast<int>(candidate.box[0] + span[0]);
       if (tiles >= (int64_t{1} << 31)
           || !plan_staging(
                candidate, (tuning::implicit_gemm_shared_bytes - exchange) / 128 * 128, most_rows, longest))
@@ -265,13 +291,14 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
         continue;
       }
       const bool chunked  = candidate.chunks() > 1;
-      const int planes    = candidate.tiles[0] > 1 && !chunked ? 1 : candidate.planes;
+      const int planes    = candidate.tiles[0] > 1 && !chunked ? candidate.box[0] : candidate.planes;
       const double staged = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
-                          * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
+                          * (chunked ? static_cast<double>(candidate.rounds()) : 1.0);
       const bool late = candidate.ring_planes < 2 * candidate.planes
                      && (chunked || candidate.ring_planes == candidate.planes);
-      const double outputs   = results * static_cast<double>(rows * wide);
-      const double tile_cost = multiply + outputs * 0.2 + (late ? 0.5 : 0.125) * staged;
+      const double outputs   = results * static_cast<double>(2 * rows * wide);
+      const double tile_cost = (multiply + outputs * 0.2) * (problem.channel_tiles / candidate.channel_groups)
+                             + (late ? 0.5 : 0.125) * staged;
       const double cost      = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors)) * tile_cost;
       if (!found || cost < plan.cycles)
       {

@@ -4,7 +4,7 @@
 /// \file
 /// The Hopper tensor-core kernel, and what becomes of its accumulators.
 
-#include "../block/fragment_tile.cuh"
+#include "../block/gemm_exchange.cuh"
 #include "../block/implicit_gemm.cuh"
 #include "../detail/launch.cuh"
 #include "../thread/specialise.hpp"
@@ -14,64 +14,48 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace kernel
 {
 
-/// A segment as consumers keep it: uniform, and so not in the registers of each thread.
-struct tile_view
+/// A segment as other warps keep it: uniform, and so not in the registers of each thread.
+struct segment_view
 {
-  int channel_tile;
-  int n;
-  int cell[3];
   int first_plane;
   int exponent;
   int one_by_one;
   int lost;
 
-  tile_view() = default;
-  TCONV_DEVICE explicit tile_view(const block::gemm_segment& segment)
-      : channel_tile(block::uniform(segment.channel_tile))
-      , n(block::uniform(segment.n))
-      , cell{block::uniform(segment.cell[0]), block::uniform(segment.cell[1]), block::uniform(segment.cell[2])}
-      , first_plane(block::uniform(segment.first_plane))
+  segment_view() = default;
+  TCONV_DEVICE explicit segment_view(const block::gemm_segment& segment)
+      : first_plane(block::uniform(segment.first_plane))
       , exponent(block::uniform(segment.exponent))
       , one_by_one(block::uniform(segment.one_by_one))
       , lost(block::uniform(segment.lost))
   {}
 };
 
-/// The calling warpgroup of the consumers, known to be the same for all lanes.
-TCONV_DEVICE int own_group()
-{
-  return block::uniform(static_cast<int>(threadIdx.x)) / 128;
-}
-
 /// Where the outputs of \p tile and \p phase stand.
-TCONV_DEVICE block::output_places places_of(const gemm_problem& problem, const tile_view& tile, const gemm_phase& phase)
+TCONV_DEVICE block::output_places
+places_of(const gemm_problem& problem, const block::gemm_tile& tile, const gemm_phase& phase)
 {
-  block::output_places places;
   const int64_t d = tile.cell[0] * problem.axis[0].stride + phase.along[0];
-  for (int a = 0; a < 2; ++a)
-  {
-    const conv_axis& axis = problem.axis[a + 1];
-    places.step[a]        = static_cast<int>(axis.stride);
-    places.first[a]       = tile.cell[a + 1] * places.step[a] + phase.along[a + 1];
-    places.end[a]         = static_cast<int>(axis.out);
-  }
-  places.plane = d * problem.axis[1].out * problem.axis[2].out;
-  if (d >= problem.axis[0].out)
-  {
-    places.end[0] = 0;
-  }
-  return places;
+  const auto h    = tile.cell[1] * static_cast<int>(problem.axis[1].stride) + phase.along[1];
+  const auto w    = tile.cell[2] * static_cast<int>(problem.axis[2].stride) + phase.along[2];
+  return {d * problem.axis[1].out * problem.axis[2].out,
+          {d < problem.axis[0].out ? h : static_cast<int>(problem.axis[1].out), w}};
 }
 
-/// Where outputs need no correction.
-struct nothing_to_correct
+/// Whether the first functor of a chain is a bias.
+template <class Chain>
+struct starts_with_bias
 {
-  template <class Tile>
-  TCONV_DEVICE void operator()(Tile&, const block::exchanged_output&) const
-  {}
+  static constexpr bool value = false; ///< it is not
+};
+/// A chain that does.
+template <class... Rest>
+struct starts_with_bias<chain<bias, Rest...>>
+{
+  static constexpr bool value = true; ///< it is
 };
 
-/// Finish by storing: the chain on the accumulators, then y.
+/// Finish by storing: the chain on the outputs, then y.
 template <class Chain, class Out>
 struct store_gemm_outputs
 {
@@ -80,187 +64,124 @@ struct store_gemm_outputs
   tensor_strides strides;
   bool vector; ///< every block::store_width() outputs of a row, or channels of a position, may be stored at once
 
-  /// \p scale: what the accumulators of the thread's two channels are to be multiplied by, powers of two. \p correct(tile, output):
-  /// called, where Careful, for exchanged outputs before any functor. Called by the consumer warpgroups.
-  template <class Policy, bool Careful, class Correct>
-  TCONV_DEVICE void operator()(const gemm_problem& problem,
-                               const tile_view& tile,
-                               const gemm_phase& phase,
-                               const float (&scale)[2],
-                               block::gemm_accumulators<Policy>& sums,
-                               Correct correct) const
+  /// Whether the first functor is a bias, which is added where accumulators leave their registers.
+  static constexpr bool biased = starts_with_bias<Chain>::value;
+
+  /// What is added to the channel that \p at says.
+  TCONV_DEVICE float offset(const coordinate& at) const
   {
-    const int group         = own_group();
-    const int out_channels  = static_cast<int>(problem.out_channels);
-    const int thread        = block::opaque(static_cast<int>(threadIdx.x)) % 128;
-    const int lane          = thread % 32;
-    const int beside        = Policy::runs == 1 ? group * 64 : 0; // channels of the warpgroup before its own
-    const int first_channel = tile.channel_tile * Policy::channels;
-    const auto places       = places_of(problem, tile, phase);
-
-    constexpr gemm_exchange room = block::exchange_of<Policy>;
-    float* exchange = reinterpret_cast<float*>(block::gemm_memory() + problem.exchange_at)
-                    + (Policy::runs == 2 ? group * room.size() : 0);
-    float* of_warp = exchange + beside + thread / 32 * block::warp_channels;
-    float* own     = of_warp + lane % 4 * 2 * room.pitch() + lane / 4;
-
-    block::fragment_tile<Policy> values{
-      sums, tile.n, first_channel + beside + thread / 32 * block::warp_channels + lane / 4, out_channels};
-    if constexpr (Careful)
+    if constexpr (biased)
     {
-      finish_values(chain<>(), scale, values);
+      return functors.first.bind(at).value;
     }
     else
     {
-      finish_values(detail::before_rows(functors), scale, values);
+      return 0.0f;
     }
+  }
 
-    const block::output_target<Out> target{y + tile.n * strides.sample,
+  /// Finishes a part. \p correct(tile, output): called, where Careful, before any functor, which have all been left out. Called by
+  /// the threads that finish run \p run, \p thread being the calling one.
+  template <class Policy, bool Careful, class Correct>
+  TCONV_DEVICE void operator()(const gemm_problem& problem,
+                               const block::output_places& places,
+                               int n,
+                               int first_channel,
+                               float* exchange,
+                               int part,
+                               int thread,
+                               int run,
+                               Correct correct) const
+  {
+    const auto out_channels = static_cast<int>(problem.out_channels);
+    const block::output_target<Out> target{y + n * strides.sample,
                                            strides,
-                                           tile.n,
-                                           first_channel + beside + thread / 32 * block::warp_channels,
+                                           n,
+                                           first_channel,
                                            Chain::reduces_channels ? 1 : out_channels,
                                            out_channels,
                                            vector};
-    constexpr int at_once = Policy::finished_cells;
-#pragma unroll 1
-    for (int part = 0; part < tuning::implicit_gemm_cells / at_once; ++part)
+    if constexpr (Careful)
     {
-      const block::exchanged_cells cells(
-        problem, (Policy::runs == 2 ? group * tuning::implicit_gemm_cells : 0) + part * at_once, at_once);
-      if (part == 0)
+      finish_rows<Policy, true, false>(detail::specialise(functors), problem, places, n, first_channel, exchange, part, thread, run, correct);
+      block::store_part<Policy>(chain<>(), problem, places, exchange, target, part, thread);
+    }
+    else if constexpr (Chain::across_channels)
+    {
+      const auto all = detail::specialise(without_bias(functors));
+      // Rows without padding get code of their own; channel functors are most of the work.
+      if (out_channels % Policy::channels == 0)
       {
-        block::put_outputs<Policy, 0>(sums, own);
-      }
-      else if (part == 1)
-      {
-        block::put_outputs<Policy, at_once>(sums, own);
-      }
-      else
-      {
-        block::put_outputs<Policy, 2 * at_once % tuning::implicit_gemm_cells>(sums, own);
-      }
-      using rest_type = decltype(detail::from_rows(functors));
-      if constexpr (Careful || rest_type::across_channels)
-      {
-        synchronize_rows<Policy>(group);
-        if (!Careful && out_channels % Policy::channels == 0)
-        {
-          finish_rows<Policy, Careful, true>(problem, cells, places, exchange, tile.n, first_channel, correct);
-        }
-        else
-        {
-          finish_rows<Policy, Careful, false>(problem, cells, places, exchange, tile.n, first_channel, correct);
-        }
-        synchronize_rows<Policy>(group);
-        block::store_outputs<Policy>(chain<>(), problem, cells, places, of_warp, target);
+        finish_rows<Policy, false, true>(all, problem, places, n, first_channel, exchange, part, thread, run, correct);
       }
       else
       {
-        __syncwarp();
-        block::store_outputs<Policy>(detail::from_rows(functors), problem, cells, places, of_warp, target);
+        finish_rows<Policy, false, false>(all, problem, places, n, first_channel, exchange, part, thread, run, correct);
       }
-      __syncwarp(); // the next part goes to the same places
+      block::store_part<Policy>(chain<>(), problem, places, exchange, target, part, thread);
+    }
+    else
+    {
+      block::store_part<Policy>(without_bias(functors), problem, places, exchange, target, part, thread);
     }
   }
 
 private:
-  /// Synchronises the threads that hold channels of the same outputs.
-  template <class Policy>
-  TCONV_DEVICE static void synchronize_rows(int group)
+  TCONV_DEVICE static auto without_bias(const Chain& all)
   {
-    if constexpr (Policy::runs == 1)
+    if constexpr (biased)
     {
-      block::synchronize_consumers<Policy::consumers * 128>();
+      return all.rest;
     }
     else
     {
-      block::synchronize_group(group);
+      return all;
     }
   }
 
-  /// Functors across channels, in place in the exchange.
-  template <class Policy, bool Careful, bool Whole, class Correct>
-  TCONV_DEVICE void finish_rows(const gemm_problem& problem,
-                                const block::exchanged_cells& cells,
-                                const block::output_places& places,
-                                float* exchange,
-                                int n,
-                                int first_channel,
-                                Correct correct) const
+  /// Functors on whole rows, in place in the exchange. On return all have been written.
+  template <class Policy, bool Careful, bool Whole, class All, class Correct>
+  TCONV_DEVICE static void finish_rows(const All& all,
+                                       const gemm_problem& problem,
+                                       const block::output_places& places,
+                                       int n,
+                                       int first_channel,
+                                       float* exchange,
+                                       int part,
+                                       int thread,
+                                       int run,
+                                       Correct correct)
   {
     using tile_type       = block::exchange_tile<Policy, Whole>;
     constexpr int lanes   = tile_type::lanes;
-    constexpr int threads = Policy::runs == 1 ? 256 : 128;
-    const block::small_divisor wide(problem.box[2]);
-    const auto thread = static_cast<int>(threadIdx.x) % threads;
-    const int part    = thread % lanes * tile_type::hop;
-    const int count   = cells.count * Policy::sets;
-    // Warps as a whole, because lanes exchange values.
-#pragma unroll 1
-    for (int first = thread / 32 * 32 / lanes; first < count; first += threads / lanes)
+    static_assert(Policy::finishing_threads / lanes == Policy::part_cells * Policy::sets,
+                  "tconv: every thread has 16 channels of an output");
+    const block::small_divisor width(problem.width);
+    const int share   = thread % lanes * tile_type::hop;
+    const auto output = block::part_output::of<Policy>(problem, width, part, thread / lanes);
+    float* row        = exchange + output.row * Policy::pitch + share;
+    tile_type values;
+    values.n              = n;
+    values.first_channel  = first_channel + share;
+    values.channels_total = static_cast<int>(problem.out_channels);
+    values.number         = places.position(problem, output);
+    values.load(row);
+    if constexpr (Careful)
     {
-      const int number  = first + thread % 32 / lanes;
-      const auto output = block::exchanged_output::of<Policy>(
-        problem, cells, wide, number < count ? number : count - 1);
-      float* row = exchange + output.row * block::exchange_of<Policy>.pitch() + part;
-      tile_type values;
-      values.n              = n;
-      values.first_channel  = first_channel + part;
-      values.channels_total = static_cast<int>(problem.out_channels);
-      values.number         = places.position(output);
-      values.load(row);
-      if constexpr (Careful)
-      {
-        correct(values, output);
-        apply(detail::specialise(functors), values);
-      }
-      else
-      {
-        apply(detail::specialise(detail::from_rows(functors)), values);
-      }
-      if (number < count)
-      {
-        values.store(row);
-      }
+      correct(values, output);
     }
-  }
-
-  template <class Tile>
-  TCONV_DEVICE static void multiply_values(const float (&scale)[2], Tile& values)
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < Tile::channels(); ++c)
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int p = 0; p < Tile::positions(); ++p)
-      {
-        values(c, p) *= scale[c];
-      }
-    }
-  }
-  template <class Tile, class... Functors>
-  TCONV_DEVICE static void finish_values(const chain<Functors...>& all, const float (&scale)[2], Tile& values)
-  {
-    multiply_values(scale, values);
     apply(all, values);
+    values.store(row);
+    block::synchronize_finishing<Policy::finishing_threads>(run);
   }
-  /// Scales are powers of two: one multiply-add gives the same bits.
-  template <class Tile, class... Rest>
-  TCONV_DEVICE static void finish_values(const chain<bias, Rest...>& all, const float (&scale)[2], Tile& values)
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int c = 0; c < Tile::channels(); ++c)
-    {
-      const float offset = all.first.bind(values.at(c)).value;
-      TCONV_PRAGMA_UNROLL
-      for (int p = 0; p < Tile::positions(); ++p)
-      {
-        values(c, p) = ::fmaf(values(c, p), scale[c], offset);
-      }
-    }
-    apply(all.rest, values);
-  }
+};
+
+/// Where outputs need no correction.
+struct nothing_to_correct
+{
+  template <class Tile>
+  TCONV_DEVICE void operator()(Tile&, const block::part_output&) const
+  {}
 };
 
 #if TCONV_DETAIL_HAS_WGMMA
@@ -328,9 +249,9 @@ TCONV_DEVICE bool landing_shift(const conv_axis& axis, int along, int t, int& sh
 template <class Tile, class In>
 TCONV_DEVICE void multiply_one_by_one(Tile& values,
                                       const gemm_problem& problem,
-                                      const tile_view& tile,
+                                      const block::gemm_tile& tile,
                                       const gemm_phase& phase,
-                                      const block::exchanged_output& output,
+                                      const block::part_output& output,
                                       const In* x,
                                       const In* weights)
 {
@@ -376,12 +297,13 @@ TCONV_DEVICE void multiply_one_by_one(Tile& values,
   }
 }
 
-/// Adds the products of the inputs that were staged as 0.
-template <class Tile, class In>
+/// Adds the products of the inputs that were staged as 0. \p first: the first cell of the run in its tile.
+template <class Policy, class Tile, class In>
 TCONV_DEVICE void add_lost_products(Tile& values,
                                     const gemm_problem& problem,
                                     const gemm_phase& phase,
-                                    const block::exchanged_output& output,
+                                    const int (&first)[3],
+                                    const block::part_output& output,
                                     int first_plane,
                                     const In* w)
 {
@@ -392,16 +314,18 @@ TCONV_DEVICE void add_lost_products(Tile& values,
   {
     const int slot = first_plane + e < problem.ring_planes ? first_plane + e : first_plane + e - problem.ring_planes;
 #pragma unroll 1
-    for (int warp = 0; warp < block::gemm_control::warps; ++warp)
+    for (int warp = 0; warp < Policy::staging_warps; ++warp)
     {
       const int count = block::control_data().lost_count[slot][warp];
 #pragma unroll 1
       for (int i = 0; i < count; ++i)
       {
         const block::lost_input input = block::lost_list(slot, warp)[i];
-        const int td                  = landing_tap(axis[0], phase.along[0], problem.most_shift[0] - e);
-        const int th = landing_tap(axis[1], phase.along[1], output.cell[0] + problem.most_shift[1] - input.row);
-        const int tw = landing_tap(axis[2], phase.along[2] + output.set, output.cell[1] + problem.left - input.position);
+        const int td                  = landing_tap(axis[0], phase.along[0], first[0] + problem.most_shift[0] - e);
+        const int th = landing_tap(
+          axis[1], phase.along[1], first[1] + output.cell[0] + problem.most_shift[1] - input.row);
+        const int tw = landing_tap(
+          axis[2], phase.along[2] + output.set, first[2] + output.cell[1] + problem.left - input.position);
         if (td >= 0 && th >= 0 && tw >= 0)
         {
           const In* w_at =
@@ -419,6 +343,7 @@ TCONV_DEVICE void stream_weights(
   const gemm_problem& problem, int first_tile, int last_tile, const unsigned char* packed, const gemm_phase* list)
 {
   const int phases = problem.total_phases();
+  const int rounds = problem.rounds();
   const int chunks = problem.chunks();
   const int pieces = problem.piece_bytes();
   block::ring_place place;
@@ -427,10 +352,11 @@ TCONV_DEVICE void stream_weights(
   for (int index = first_tile; index < last_tile; ++index)
   {
     const int channel_tile = block::locate_gemm_tile(problem, index).channel_tile;
-    for (int p = 0; p < phases; ++p)
+    for (int round = 0; round < rounds; ++round)
     {
+      const int p = round % phases;
       const unsigned char* source =
-        packed + (static_cast<int64_t>(channel_tile) * phases + p) * problem.phase_stages * problem.stage_bytes;
+        packed + (static_cast<int64_t>(channel_tile) * phases + round) * problem.phase_stages * problem.stage_bytes;
       const gemm_phase& phase = p < gemm_problem::listed ? problem.list[p] : list[p];
       const int rows          = phase.taps[0] * phase.taps[1];
       for (int chunk = 0; chunk < chunks; ++chunk)
@@ -475,12 +401,12 @@ TCONV_DEVICE void stream_weights(
   }
 }
 
-/// The warps that stage the input, one segment (a tile, or a chunk of its channels for one phase) ahead of the consumers.
+/// The warps that stage the input, one segment (a tile, or a chunk of its channels for one round) ahead of those that multiply.
 template <class Policy, gemm_form Form, class In>
 TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int last_tile, const In* x)
 {
   constexpr int warps = Policy::staging_warps;
-  static_assert(warps == block::gemm_control::warps, "tconv: one list of lost inputs per staging warp");
+  static_assert(warps <= block::gemm_control::warps, "tconv: one list of lost inputs per staging warp");
   block::gemm_control& control = block::control_data();
   const int warp               = block::uniform(static_cast<int>(threadIdx.x) / 32) - (Policy::threads / 32 - warps);
   const int lane               = static_cast<int>(threadIdx.x) % 32;
@@ -496,7 +422,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   const int planes  = problem.planes;
   const int ring    = problem.ring_planes;
   const int chunks  = problem.chunks();
-  const int repeats = chunks == 1 ? 1 : problem.total_phases() * chunks;
+  const int repeats = chunks == 1 ? 1 : problem.rounds() * chunks;
   int first_plane   = 0;
   int exponent      = 13;
   int segment       = 0;
@@ -540,7 +466,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
             if (lane == 0)
             {
               control.lost_count[slot][warp]          = gone;
-              control.plane_peak[slot * warps + warp] = peak;
+              control.plane_peak[slot][warp] = peak;
             }
           }
         }
@@ -554,10 +480,11 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
 #pragma unroll 1
         for (int i = 0; i < planes * warps; ++i)
         {
-          const int at = first_plane * warps + i < ring * warps ? first_plane * warps + i
-                                                                : (first_plane - ring) * warps + i;
-          peak         = fmaxf(peak, control.plane_peak[at]);
-          most_lost    = most_lost > control.lost_count[0][at] ? most_lost : control.lost_count[0][at];
+          const int plane = first_plane + i / warps;
+          const int slot  = plane < ring ? plane : plane - ring;
+          const int gone  = control.lost_count[slot][i % warps];
+          peak            = fmaxf(peak, control.plane_peak[slot][i % warps]);
+          most_lost       = most_lost > gone ? most_lost : gone;
         }
         // What is uniform stays out of the registers of each thread.
         peak       = __int_as_float(block::uniform(__float_as_int(peak)));
@@ -584,14 +511,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
       }
       if (warp == 0 && lane == 0)
       {
-        const block::gemm_tile tile  = block::locate_gemm_tile(problem, block::opaque(index));
-        control.segment[segment & 1] = {tile.channel_tile,
-                                        tile.n,
-                                        {tile.cell[0], tile.cell[1], tile.cell[2]},
-                                        first_plane,
-                                        exponent,
-                                        one_by_one,
-                                        lost};
+        control.segment[segment & 1] = {first_plane, exponent, one_by_one, lost};
       }
       block::publish();
       block::arrive_barrier(&control.staged[segment & 1]);
@@ -599,17 +519,59 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   }
 }
 
+/// The room of run \p run for its parts, from \p slot on.
+template <class Policy>
+TCONV_DEVICE float* part_room(const gemm_problem& problem, int run, int slot)
+{
+  return reinterpret_cast<float*>(block::gemm_memory() + problem.exchange_at)
+       + (run * Policy::room + slot) * Policy::part_size;
+}
+
+/// Where a warpgroup that multiplies stands.
+struct multiply_state
+{
+  block::ring_place place;
+  int number = 0; ///< of the next segment
+  int part   = 0; ///< and of the next part
+  segment_view segment{};
+
+  TCONV_DEVICE void await_segment()
+  {
+    block::gemm_control& control = block::control_data();
+    block::wait_barrier(&control.staged[number & 1], static_cast<unsigned>(number >> 1) & 1);
+    segment = segment_view(control.segment[number & 1]);
+  }
+  TCONV_DEVICE void release_segment()
+  {
+    if (block::elected())
+    {
+      block::arrive_barrier(&block::control_data().used[number & 1]);
+    }
+    ++number;
+  }
+  /// Waits until no part of run \p run is waiting to be finished.
+  template <int Room>
+  TCONV_DEVICE void await_parts(int run) const
+  {
+#pragma unroll 1
+    for (int i = part > Room ? part - Room : 0; i < part; ++i)
+    {
+      block::wait_barrier(&block::control_data().taken[run][i % Room], static_cast<unsigned>(i / Room) & 1);
+    }
+  }
+};
+
 /// All accumulators of a thread become \p v.
 template <class Policy>
 TCONV_DEVICE void set_accumulators(block::gemm_accumulators<Policy>& sums, float v)
 {
   TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
+  for (int b = 0; b < Policy::blocks; ++b)
   {
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < tuning::implicit_gemm_cells / 2; ++i)
     {
-      sums[set][i] = v;
+      sums[b][i] = v;
     }
   }
 }
@@ -619,38 +581,15 @@ template <class Policy>
 TCONV_DEVICE void multiply_accumulators(block::gemm_accumulators<Policy>& sums, float factor)
 {
   TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
+  for (int b = 0; b < Policy::blocks; ++b)
   {
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < tuning::implicit_gemm_cells / 2; ++i)
     {
-      sums[set][i] *= factor;
+      sums[b][i] *= factor;
     }
   }
 }
-
-/// Where a consumer warpgroup stands.
-struct consumer_state
-{
-  block::ring_place place;
-  int segment = 0; ///< number of the next one
-  tile_view tile{};
-
-  TCONV_DEVICE void await_segment()
-  {
-    block::gemm_control& control = block::control_data();
-    block::wait_barrier(&control.staged[segment & 1], static_cast<unsigned>(segment >> 1) & 1);
-    tile = tile_view(control.segment[segment & 1]);
-  }
-  TCONV_DEVICE void release_segment()
-  {
-    if (block::elected())
-    {
-      block::arrive_barrier(&block::control_data().used[segment & 1]);
-    }
-    ++segment;
-  }
-};
 
 /// Multiplies the rows of a phase with the chunk of channels at hand. On return the products are complete. \p sums: of the outputs,
 /// in the units of pass 1. \p products: accumulators of the tensor core, which truncates, where Promote; those of every stage are
@@ -660,26 +599,24 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
                                 block::gemm_accumulators<Policy>& products,
                                 const gemm_problem& problem,
                                 const gemm_phase& phase,
-                                consumer_state& state,
-                                int group,
+                                multiply_state& state,
+                                int run,
                                 int blocks)
 {
   block::gemm_control& control = block::control_data();
   const auto memory            = static_cast<unsigned>(__cvta_generic_to_shared(block::gemm_memory()));
-  const int run                = Policy::runs == 2 ? group * tuning::implicit_gemm_cells * gemm_position_bytes : 0;
-  const int beside             = Policy::runs == 2 ? 0 : group * 64 * 32; // bytes of weights before the warpgroup's own
   constexpr float unit         = 1.0f / (1 << block::low_exponent);
   constexpr bool low           = Form == gemm_form::split && Pass == 0;
   auto& accumulators           = Promote ? products : sums;
-  int plane                    = state.tile.first_plane + phase.plane;
+  int plane                    = state.segment.first_plane + phase.plane + (problem.run_axis == 0 ? run : 0);
+  const int begin              = problem.staged_at + phase.row + run * problem.run_bytes();
   int used                     = -1; // the stage whose products may still be under way
 #pragma unroll 1
   for (int d = 0; d < phase.taps[0]; ++d)
   {
     // Of the first tap along h; planes follow each other in a ring.
     const int slot = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
-    unsigned row =
-      (memory + static_cast<unsigned>(problem.staged_at + phase.row + run + slot * problem.plane_bytes())) / 16;
+    unsigned row   = (memory + static_cast<unsigned>(begin + slot * problem.plane_bytes())) / 16;
 #pragma unroll 1
     for (int h = 0; h < phase.taps[1]; ++h)
     {
@@ -705,20 +642,21 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
             problem,
             phase,
             at,
-            (memory + static_cast<unsigned>(problem.ring_at + beside + place.slot * problem.stage_bytes)) / 16,
+            (memory + static_cast<unsigned>(problem.ring_at + place.slot * problem.stage_bytes)) / 16,
             rest < problem.blocks_per_stage ? rest : problem.blocks_per_stage,
             step);
           block::wgmma::wait<Promote ? 0 : 1>();
           if constexpr (Promote)
           {
             TCONV_PRAGMA_UNROLL
-            for (int set = 0; set < Policy::sets; ++set)
+            for (int b = 0; b < Policy::blocks; ++b)
             {
+              const bool held = holds[b / (Policy::blocks / Policy::sets)] != 0;
               TCONV_PRAGMA_UNROLL
               for (int i = 0; i < tuning::implicit_gemm_cells / 2; ++i)
               {
-                const float sum = ::fmaf(products[set][i], low ? unit : 1.0f, sums[set][i]);
-                sums[set][i]    = holds[set] != 0 ? sum : sums[set][i];
+                const float sum = ::fmaf(products[b][i], low ? unit : 1.0f, sums[b][i]);
+                sums[b][i]      = held ? sum : sums[b][i];
               }
             }
           }
@@ -746,23 +684,60 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
   }
 }
 
-/// All phases of one tile.
-template <class Policy, gemm_form Form, class Finish, class In>
+/// Hands the accumulators of run \p run to the warps that finish, from part Part on.
+template <class Policy, bool Scaled, bool Biased, int Part = 0>
+TCONV_DEVICE void put_parts(const gemm_problem& problem,
+                            const block::gemm_accumulators<Policy>& sums,
+                            const block::gemm_segment& segment,
+                            const float (&scale)[Policy::halves][2],
+                            const float (&offset)[Policy::halves][2],
+                            multiply_state& state,
+                            int run)
+{
+  if constexpr (Part < Policy::parts)
+  {
+    block::gemm_control& control = block::control_data();
+    const int slot               = state.part % Policy::room;
+    if (state.part >= Policy::room)
+    {
+      block::wait_barrier(&control.taken[run][slot], static_cast<unsigned>(state.part / Policy::room - 1) & 1);
+    }
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    float* own       = part_room<Policy>(problem, run, slot)
+               + thread % 4 * 2 * Policy::pitch + thread / 32 * 16 + thread % 32 / 4;
+    block::put_part<Policy, Part, Scaled, Biased>(sums, own, scale, offset);
+    if (thread == 0)
+    {
+      control.of_part[run][slot] = segment;
+    }
+    __syncwarp();
+    if (block::elected())
+    {
+      block::arrive_barrier(&control.put[run][slot]);
+    }
+    ++state.part;
+    put_parts<Policy, Scaled, Biased, Part + 1>(problem, sums, segment, scale, offset, state, run);
+  }
+}
+
+/// All rounds of one tile.
+template <class Policy, gemm_form Form, class Finish>
 TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
-                                consumer_state& state,
-                                const In* x,
-                                const In* w,
+                                multiply_state& state,
+                                const block::gemm_tile& tile,
                                 const gemm_phase* list,
                                 const float* inverse_scales,
                                 const Finish& finish)
 {
   constexpr bool split   = Form == gemm_form::split;
-  constexpr bool promote = split && Policy::sets == 1; // where registers allow
+  constexpr bool promote = split && Policy::blocks == 1; // where registers allow
   const int chunks       = problem.chunks();
-  const int phases       = problem.total_phases();
-  const int group        = own_group();
+  const int rounds       = problem.rounds();
+  const int run          = block::uniform(static_cast<int>(threadIdx.x)) / 128;
+  int channel_tile       = tile.channel_tile;
+  int p                  = 0;
 #pragma unroll 1
-  for (int p = 0; p < phases; ++p)
+  for (int round = 0; round < rounds; ++round)
   {
     block::gemm_accumulators<Policy> sums;
     block::gemm_accumulators<Policy> products;
@@ -790,70 +765,67 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       {
         // Only downwards: inputs of this chunk are larger. Without a branch: accumulators that are written on one side of it make the
         // compiler wait for every product.
-        const int change = chunk == 0 ? 0 : state.tile.exponent - exponent;
-        exponent         = state.tile.exponent;
-        one_by_one       = one_by_one || state.tile.one_by_one != 0 || change < -60;
+        const int change = chunk == 0 ? 0 : state.segment.exponent - exponent;
+        exponent         = state.segment.exponent;
+        one_by_one       = one_by_one || state.segment.one_by_one != 0 || change < -60;
         multiply_accumulators<Policy>(
           sums, block::power_of_two((change < -60 ? -60 : change) + (promote ? 0 : block::low_exponent)));
       }
-      multiply_rows<Policy, Form, 0, promote>(sums, products, problem, phase, state, group, problem.blocks_of(chunk));
+      multiply_rows<Policy, Form, 0, promote>(sums, products, problem, phase, state, run, problem.blocks_of(chunk));
       if constexpr (split)
       {
-        multiply_rows<Policy, Form, 1, promote>(sums, products, problem, phase, state, group, problem.blocks_of(chunk));
+        multiply_rows<Policy, Form, 1, promote>(sums, products, problem, phase, state, run, problem.blocks_of(chunk));
       }
     }
 
-    const tile_view& tile = state.tile;
-    float scale[2]        = {1.0f, 1.0f};
-    bool careful          = false;
-    if constexpr (split)
+    const bool lost    = chunks == 1 && state.segment.lost != 0;
+    const bool careful = split && (one_by_one || lost);
+    float scale[Policy::halves][2];
+    float offset[Policy::halves][2];
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    TCONV_PRAGMA_UNROLL
+    for (int half = 0; half < Policy::halves; ++half)
     {
-      const int thread = block::opaque(static_cast<int>(threadIdx.x));
-      const float* own = inverse_scales + tile.channel_tile * Policy::channels
-                       + (Policy::runs == 1 ? thread / 32 : thread / 32 % 4) * block::warp_channels + thread % 32 / 4;
-      const float of_inputs = block::power_of_two(-tile.exponent);
-      scale[0]              = own[0] * of_inputs;
-      scale[1]              = own[8] * of_inputs;
-      careful               = one_by_one || (chunks == 1 && tile.lost != 0);
-      if (careful)
+      TCONV_PRAGMA_UNROLL
+      for (int second = 0; second < 2; ++second)
       {
-        const auto correct = [&](auto& values, const block::exchanged_output& output) {
-          if (one_by_one)
-          {
-            multiply_one_by_one(values, problem, tile, phase, output, x, w);
-          }
-          else
-          {
-            add_lost_products(values, problem, phase, output, tile.first_plane, w);
-          }
-        };
-        finish.template operator()<Policy, true>(problem, tile, phase, scale, sums, correct);
+        const int channel = channel_tile * Policy::channels + half * tuning::implicit_gemm_rows + thread / 32 * 16
+                          + thread % 32 / 4 + second * 8;
+        const auto last       = static_cast<int>(problem.out_channels) - 1;
+        scale[half][second]   = split ? inverse_scales[channel] * block::power_of_two(-exponent) : 1.0f;
+        const coordinate at{static_cast<int64_t>(tile.n), static_cast<int64_t>(channel < last ? channel : last)};
+        offset[half][second] = careful ? 0.0f : finish.offset(at);
       }
     }
-    if (!careful)
+    put_parts<Policy, split, Finish::biased>(
+      problem, sums, {state.segment.first_plane, exponent, one_by_one, lost}, scale, offset, state, run);
+    if (lost)
     {
-      finish.template operator()<Policy, false>(problem, tile, phase, scale, sums, nothing_to_correct{});
+      state.template await_parts<Policy::room>(run); // whoever finishes reads what belongs to the segment
     }
     if (chunks > 1)
     {
       state.release_segment();
     }
+    if (++p == problem.total_phases())
+    {
+      p = 0;
+      ++channel_tile;
+    }
   }
 }
 
-/// The warpgroups that multiply and finish.
-template <class Policy, gemm_form Form, class Finish, class In>
+/// The warpgroups that multiply.
+template <class Policy, gemm_form Form, class Finish>
 TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
                                  int first_tile,
                                  int last_tile,
-                                 const In* x,
-                                 const In* w,
                                  const gemm_phase* list,
                                  const float* inverse_scales,
                                  const Finish& finish)
 {
   const bool whole = problem.chunks() == 1;
-  consumer_state state;
+  multiply_state state;
 #pragma unroll 1
   for (int index = first_tile; index < last_tile; ++index)
   {
@@ -865,10 +837,89 @@ TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
     {
       state.place = block::ring_place{};
     }
-    multiply_tile<Policy, Form>(problem, state, x, w, list, inverse_scales, finish);
+    multiply_tile<Policy, Form>(
+      problem, state, block::locate_gemm_tile(problem, index), list, inverse_scales, finish);
     if (whole)
     {
       state.release_segment();
+    }
+  }
+}
+
+/// The warps that finish outputs. \p thread: of all that do.
+template <class Policy, gemm_form Form, class Finish, class In>
+TCONV_DEVICE void finish_tiles(const gemm_problem& problem,
+                               int first_tile,
+                               int last_tile,
+                               const In* x,
+                               const In* w,
+                               const gemm_phase* list,
+                               const Finish& finish,
+                               int thread)
+{
+  block::gemm_control& control = block::control_data();
+  const int rounds             = problem.rounds();
+  const int total              = problem.total_phases();
+  const int run                = block::uniform(thread) / Policy::finishing_threads;
+  const int offset             = run * problem.run_box[problem.run_axis];
+  const int first[3]           = {
+    problem.run_axis == 0 ? offset : 0, problem.run_axis == 1 ? offset : 0, problem.run_axis == 2 ? offset : 0};
+  int number = 0; // of the next part
+  thread -= run * Policy::finishing_threads;
+#pragma unroll 1
+  for (int index = first_tile; index < last_tile; ++index)
+  {
+    block::gemm_tile tile = block::locate_gemm_tile(problem, index);
+    TCONV_PRAGMA_UNROLL
+    for (int a = 0; a < 3; ++a)
+    {
+      tile.cell[a] += first[a];
+    }
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round)
+    {
+      const int p             = round % total;
+      const int first_channel = (tile.channel_tile + round / total) * Policy::channels;
+      const gemm_phase& phase = p < gemm_problem::listed ? problem.list[p] : list[p];
+      const auto places       = places_of(problem, tile, phase);
+#pragma unroll 1
+      for (int part = 0; part < Policy::parts; ++part, ++number)
+      {
+        const int slot  = number % Policy::room;
+        float* exchange = part_room<Policy>(problem, run, slot);
+        block::wait_barrier(&control.put[run][slot], static_cast<unsigned>(number / Policy::room) & 1);
+        bool careful = false;
+        if constexpr (Form == gemm_form::split)
+        {
+          const segment_view segment(control.of_part[run][slot]);
+          careful = (segment.one_by_one | segment.lost) != 0;
+          if (careful)
+          {
+            const auto correct = [&](auto& values, const block::part_output& output) {
+              if (segment.one_by_one != 0)
+              {
+                multiply_one_by_one(values, problem, tile, phase, output, x, w);
+              }
+              else
+              {
+                add_lost_products<Policy>(values, problem, phase, first, output, segment.first_plane, w);
+              }
+            };
+            finish.template operator()<Policy, true>(
+              problem, places, tile.n, first_channel, exchange, part, thread, run, correct);
+          }
+        }
+        if (!careful)
+        {
+          finish.template operator()<Policy, false>(
+            problem, places, tile.n, first_channel, exchange, part, thread, run, nothing_to_correct{});
+        }
+        __syncwarp();
+        if (block::elected())
+        {
+          block::arrive_barrier(&control.taken[run][slot]);
+        }
+      }
     }
   }
 }
@@ -898,50 +949,61 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
     for (int i = 0; i < problem.stages; ++i)
     {
       cuda::ptx::mbarrier_init(&control.full[i], 1);
-      cuda::ptx::mbarrier_init(&control.empty[i], Policy::consumers * 4);
+      cuda::ptx::mbarrier_init(&control.empty[i], Policy::runs * 4); // warps that multiply
     }
     for (int i = 0; i < 2; ++i)
     {
       cuda::ptx::mbarrier_init(&control.staged[i], Policy::staging_threads);
-      cuda::ptx::mbarrier_init(&control.used[i], Policy::consumers * 4);
+      cuda::ptx::mbarrier_init(&control.used[i], Policy::runs * 4);
+    }
+    for (int i = 0; i < Policy::runs * Policy::room; ++i)
+    {
+      cuda::ptx::mbarrier_init(&control.put[i / Policy::room][i % Policy::room], 4);
+      cuda::ptx::mbarrier_init(&control.taken[i / Policy::room][i % Policy::room], Policy::finishing_warps);
     }
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }
   __syncthreads();
 
-  if (threadIdx.x >= Policy::consumers * 128)
+  constexpr int multiplying = Policy::runs * 128;
+  constexpr int finishing   = Policy::runs * Policy::finishing_threads;
+  if (threadIdx.x < multiplying)
   {
-    block::wgmma::release_registers<Policy::producer_registers>();
-    if (threadIdx.x / 32 == Policy::consumers * 4)
-    {
-      if (threadIdx.x % 32 == 0)
-      {
-        runtime::grid_dependency_wait();
-        stream_weights(problem, first_tile, last_tile, packed, phases);
-      }
-    }
-    else
-    {
-      // x was complete before the preparing kernel let this one start.
-      stage_tiles<Policy, Form>(problem, first_tile, last_tile, x);
-    }
-  }
-  else
-  {
-    block::wgmma::take_registers<Policy::consumer_registers>();
+    block::wgmma::take_registers<Policy::multiplying_registers>();
     runtime::grid_dependency_wait();
     if constexpr (Form == gemm_form::split)
     {
-      for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)
+      for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += multiplying)
       {
         if (lost_weights[i] != 0)
         {
           control.one_by_one = 1; // whoever says so says the same
         }
       }
+      block::synchronize_multiplying();
     }
-    block::synchronize_consumers<Policy::consumers * 128>();
-    multiply_tiles<Policy, Form>(problem, first_tile, last_tile, x, w, phases, inverse_scales, finish);
+    multiply_tiles<Policy, Form>(problem, first_tile, last_tile, phases, inverse_scales, finish);
+    return;
+  }
+  block::wgmma::release_registers<Policy::other_registers>();
+  if (threadIdx.x < multiplying + finishing)
+  {
+    runtime::grid_dependency_wait();
+    finish_tiles<Policy, Form>(
+      problem, first_tile, last_tile, x, w, phases, finish, static_cast<int>(threadIdx.x) - multiplying);
+  }
+  else if (threadIdx.x < multiplying + finishing + 32)
+  {
+    if (threadIdx.x % 32 == 0)
+    {
+      runtime::grid_dependency_wait();
+      stream_weights(problem, first_tile, last_tile, packed, phases);
+    }
+  }
+  else
+  {
+    // x was complete before the preparing kernel let this one start.
+    stage_tiles<Policy, Form>(problem, first_tile, last_tile, x);
   }
 #else
   // Built for another architecture, or without TCONV_ENABLE_SM90A: the launcher must not come here.

@@ -110,7 +110,7 @@ template <gemm_form Form, class In, class Finish>
   {
     return s;
   }
-  return detail::visit_gemm_policy(p.tile_channels, p.sets, [&](auto policy) -> status {
+  return detail::visit_gemm_policy<Form>(p, [&](auto policy) -> status {
     using policy_type = decltype(policy);
     return launch("tconv::kernel::implicit_gemm",
                   kernel::implicit_gemm<policy_type, Form, Finish, In>,

@@ -352,47 +352,6 @@ TCONV_HOST_DEVICE chain<First, Rest..., Second...> join(const chain<First, Rest.
   return prepend(first.first, join(first.rest, second));
 }
 
-/// True for functors that look at one value and its channel at a time.
-template <class F>
-inline constexpr bool is_by_value =
-  !across_channels<F>::value && !across_positions<F>::value && !is_per_position<F>::value;
-
-/// The functors before the first that needs a row of channels or the position.
-TCONV_HOST_DEVICE chain<> before_rows(const chain<>&)
-{
-  return {};
-}
-template <class First, class... Rest>
-TCONV_HOST_DEVICE auto before_rows(const chain<First, Rest...>& functors)
-{
-  if constexpr (is_by_value<First>)
-  {
-    return prepend(functors.first, before_rows(functors.rest));
-  }
-  else
-  {
-    return chain<>{};
-  }
-}
-
-/// The first functor that needs a row of channels or the position, and everything behind it.
-TCONV_HOST_DEVICE chain<> from_rows(const chain<>&)
-{
-  return {};
-}
-template <class First, class... Rest>
-TCONV_HOST_DEVICE auto from_rows(const chain<First, Rest...>& functors)
-{
-  if constexpr (is_by_value<First>)
-  {
-    return from_rows(functors.rest);
-  }
-  else
-  {
-    return functors;
-  }
-}
-
 /// The functors before the first that works across positions.
 TCONV_HOST_DEVICE chain<> before_pool(const chain<>&)
 {

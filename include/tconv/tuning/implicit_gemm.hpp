@@ -11,35 +11,53 @@ TCONV_NAMESPACE_BEGIN
 namespace tuning
 {
 
-/// Cells that a warpgroup multiplies at once: the columns of its instructions. Two phases of them fill the accumulators of a thread; the
-/// weights, which each instruction reads again, are then a third of what it reads from shared memory. Rows of 32 cells with what lies
-/// between them in a staged tile come to 36: 4 of them fill it.
-inline constexpr int implicit_gemm_cells = 144;
+/// Cells that a warpgroup multiplies at once: the columns of its instructions. The most whose accumulators ptxas takes in a block of 24
+/// warps. Rows of 32 cells with what lies between them in a staged tile come to 36: 3 of them fit.
+inline constexpr int implicit_gemm_cells = 104;
+/// Output channels that it multiplies at once: the rows of its instructions.
+inline constexpr int implicit_gemm_rows = 64;
 
-/// The register tile and the warps of one kernel. A warpgroup multiplies 64 output channels by implicit_gemm_cells cells, for one phase
-/// along w or for both of stride 2.
-template <int Channels, int Sets>
+/// The tile and the warps of one kernel. Two warpgroups multiply, each its own run of cells, and do nothing else; their accumulators go to
+/// other warps through shared memory, a part at a time. A thread holds one or two blocks of 64 output channels by 104 cells.
+template <int Sets, int Halves>
 struct implicit_gemm_policy
 {
-  static_assert(Channels == 64 || Channels == 128, "tconv: a block has two consumer warpgroups");
-  /// Output channels of a tile: with 64 both warpgroups have the same channels and cells side by side, with 128 the same cells.
-  static constexpr int channels = Channels;
-  /// Phases along w that a thread holds; 2 for stride 2, so that its outputs are contiguous in memory.
+  /// Phases along w that are multiplied together; 2 for stride 2, so that outputs are contiguous in memory.
   static constexpr int sets = Sets;
-  /// Warpgroups that multiply: each finishes its outputs while the other multiplies.
-  static constexpr int consumers = 2;
-  /// Runs of cells of a tile.
-  static constexpr int runs    = consumers * 64 / Channels;
-  static constexpr int threads = (consumers + 1) * 128;
-  /// Cells that are finished at once: what passes through shared memory between the products and the stores.
-  static constexpr int finished_cells = Sets == 1 ? implicit_gemm_cells / 2 : implicit_gemm_cells / 3;
-  /// Warps of the copying warpgroup that stage the input; one streams weights.
-  static constexpr int staging_warps   = 3;
+  /// Blocks of 64 output channels.
+  static constexpr int halves = Halves;
+  /// Blocks of accumulators.
+  static constexpr int blocks = Sets * Halves;
+  static_assert(blocks <= 2, "tconv: registers hold two blocks of accumulators");
+  /// Output channels of a tile.
+  static constexpr int channels = Halves * implicit_gemm_rows;
+
+  /// Warpgroups that multiply: runs of cells.
+  static constexpr int runs = 2;
+  /// Warps that finish the outputs of one of them. With stride 2 there are more outputs than inputs.
+  static constexpr int finishing_warps   = Sets == 2 ? 6 : 4;
+  static constexpr int finishing_threads = finishing_warps * 32;
+  static constexpr int threads           = 768;
+  /// Of the other warps one streams weights, and these stage the input.
+  static constexpr int staging_warps   = threads / 32 - runs * (4 + finishing_warps) - 1;
   static constexpr int staging_threads = staging_warps * 32;
-  /// Registers per thread: what consumers take, what the copying warpgroup keeps. The register file holds 65,536.
-  static constexpr int consumer_registers = 216;
-  static constexpr int producer_registers = 72;
+  /// Registers per thread: of the warpgroups that multiply, and of the others. The register file holds 65,536.
+  static constexpr int multiplying_registers = 144;
+  static constexpr int other_registers       = 48;
+
+  /// Cells of a part, each of whose outputs (of both phases) 16 channels are a thread's work.
+  static constexpr int part_cells = finishing_threads * 16 / channels / Sets;
+  /// Parts of a run, the last of which may be smaller, and how many there is room for.
+  static constexpr int parts      = (implicit_gemm_cells + part_cells - 1) / part_cells;
+  static constexpr int room       = Sets == 2 ? 2 : 4;
+  /// Room for a part in shared memory: rows of channels, one per output, a vector apart from multiples of all banks. Outputs of the
+  /// second phase begin where lanes on neighbouring outputs meet other banks than those of the first.
+  static constexpr int pitch     = channels + 4;
+  static constexpr int set_rows  = part_cells + (Sets == 2 ? 4 : 0);
+  static constexpr int part_size = set_rows * Sets * pitch; ///< elements
 };
+/// Most parts that any policy has room for, of a run.
+inline constexpr int implicit_gemm_most_room = 4;
 
 /// Dynamic shared memory of a block: one block per multiprocessor.
 inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
