@@ -152,9 +152,33 @@ struct channel_walk
   }
 };
 
-/// Channels first, whole runs at once.
-template <class Tile, class T>
-TCONV_DEVICE void store_whole_runs(Tile& tile, T* base, const tensor_strides& strides, int channels)
+/// The outputs of one channel of a tile, copied: what functors make of them in registers that one store takes as they are.
+template <class Tile>
+struct channel_copy
+{
+  Tile& tile;
+  int c;
+  float values[Tile::positions()];
+
+  TCONV_DEVICE channel_copy(Tile& of, int channel) : tile(of), c(channel)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int p = 0; p < Tile::positions(); ++p)
+    {
+      values[p] = of(channel, p);
+    }
+  }
+  TCONV_DEVICE static constexpr int channels() { return 1; }
+  TCONV_DEVICE static constexpr int positions() { return Tile::positions(); }
+  TCONV_DEVICE float& operator()(int, int p) { return values[p]; }
+  TCONV_DEVICE int64_t position(int p) const { return tile.position(p); }
+  TCONV_DEVICE coordinate at(int) const { return tile.at(c); }
+};
+
+/// Channels first, whole runs at once, finished by \p functors on the way.
+template <class Tile, class T, class Chain>
+TCONV_DEVICE void
+store_whole_runs(Tile& tile, T* base, const tensor_strides& strides, int channels, const Chain& functors)
 {
   if (tile.run.count == 0)
   {
@@ -168,7 +192,9 @@ TCONV_DEVICE void store_whole_runs(Tile& tile, T* base, const tensor_strides& st
     {
       if (all || c / 2 * 8 + c % 2 < rest)
       {
-        store_run<Tile::positions()>(walk.at, [&](int p) { return tile(c, p); });
+        channel_copy<Tile> finished(tile, c);
+        apply(functors, finished);
+        store_run<Tile::positions()>(walk.at, [&](int p) { return finished.values[p]; });
       }
       walk.advance(c % 2 == 0 ? 1 : 7);
     }
@@ -323,30 +349,31 @@ TCONV_DEVICE void store_channels(Tile& tile, T* base, const tensor_strides& stri
   }
 }
 
-/// Stores the valid outputs of \p tile below \p channels. \p base: position 0 of channel 0 of the sample. \p vector: channels first,
+/// Finishes the valid outputs of \p tile below \p channels by \p functors, none of which is one across channels, and stores them. \p base:
+/// position 0 of channel 0 of the sample. \p vector: channels first,
 /// all rows of y begin and end on multiples of the outputs of a thread; channels last, all positions begin on multiples of
 /// fragment_channel_vector. Called by whole warps.
-template <class Tile, class T>
-TCONV_DEVICE void store_fragment(Tile& tile, T* base, const tensor_strides& strides, int channels, bool vector)
+template <class Tile, class T, class Chain>
+TCONV_DEVICE void
+store_fragment(Tile& tile, T* base, const tensor_strides& strides, int channels, bool vector, const Chain& functors)
 {
-  if (strides.channels_last())
+  if (vector && !strides.channels_last() && tile.run.step == 1)
   {
-    if (vector)
-    {
-      store_channel_vectors(tile, base, strides, channels);
-    }
-    else
-    {
-      store_channels(tile, base, strides, channels);
-    }
+    store_whole_runs(tile, base, strides, channels, functors);
+    return;
   }
-  else if (vector && tile.run.step == 1)
+  apply(functors, tile);
+  if (!strides.channels_last())
   {
-    store_whole_runs(tile, base, strides, channels);
+    store_across_lanes(tile, base, strides, channels);
+  }
+  else if (vector)
+  {
+    store_channel_vectors(tile, base, strides, channels);
   }
   else
   {
-    store_across_lanes(tile, base, strides, channels);
+    store_channels(tile, base, strides, channels);
   }
 }
 

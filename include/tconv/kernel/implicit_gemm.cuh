@@ -99,13 +99,27 @@ private:
     {
       values.run = locate();
     }
-    finish_values(detail::specialise(functors), scale, values);
-    if constexpr (!Chain::per_position)
+    const auto all = detail::specialise(functors);
+    const auto store = [&](const auto& rest) {
+      if constexpr (!Chain::per_position)
+      {
+        values.run = locate();
+      }
+      // A chain that reduces the channels leaves one.
+      block::store_fragment(
+        values, y + n * strides.sample, strides, Chain::reduces_channels ? 1 : out_channels, vector, rest);
+    };
+    if constexpr (Chain::across_channels && !Chain::reduces_channels)
     {
-      values.run = locate();
+      // What follows the channels is applied as outputs leave: there it may write where a store reads.
+      finish_values(detail::through_rows(all), scale, values);
+      store(detail::behind_rows(all));
     }
-    // A chain that reduces the channels leaves one.
-    block::store_fragment(values, y + n * strides.sample, strides, Chain::reduces_channels ? 1 : out_channels, vector);
+    else
+    {
+      finish_values(all, scale, values);
+      store(chain<>());
+    }
   }
 
   template <class Scale, class Tile, class... Functors>

@@ -352,6 +352,42 @@ TCONV_HOST_DEVICE chain<First, Rest..., Second...> join(const chain<First, Rest.
   return prepend(first.first, join(first.rest, second));
 }
 
+/// The functors up to the last one across channels.
+TCONV_HOST_DEVICE chain<> through_rows(const chain<>&)
+{
+  return {};
+}
+template <class First, class... Rest>
+TCONV_HOST_DEVICE auto through_rows(const chain<First, Rest...>& functors)
+{
+  if constexpr (chain<First, Rest...>::across_channels)
+  {
+    return prepend(functors.first, through_rows(functors.rest));
+  }
+  else
+  {
+    return chain<>{};
+  }
+}
+
+/// The functors behind the last one across channels.
+TCONV_HOST_DEVICE chain<> behind_rows(const chain<>&)
+{
+  return {};
+}
+template <class First, class... Rest>
+TCONV_HOST_DEVICE auto behind_rows(const chain<First, Rest...>& functors)
+{
+  if constexpr (chain<First, Rest...>::across_channels)
+  {
+    return behind_rows(functors.rest);
+  }
+  else
+  {
+    return functors;
+  }
+}
+
 /// The functors before the first that works across positions.
 TCONV_HOST_DEVICE chain<> before_pool(const chain<>&)
 {

@@ -14,34 +14,17 @@ TCONV_NAMESPACE_BEGIN
 namespace detail
 {
 
-/// channel_softmax, then sigmoid. A sigmoid of a probability is a polynomial (odd minimax around 1/2), within 1.1e-7, which is 2 ulp, in
-/// place of two special functions.
-struct channel_softmax_sigmoid
+/// sigmoid of a probability: a polynomial (odd minimax around 1/2), within 1.1e-7, which is 2 ulp, in place of two special functions.
+struct probability_sigmoid
 {
-  static constexpr bool across_channels = true;
-
-  /// Called by all threads of \p row.
-  template <class Row>
-  TCONV_HOST_DEVICE void operator()(Row& row) const
+  /// \p v in [0, 1], or NaN.
+  TCONV_HOST_DEVICE float operator()(float v) const
   {
-    // As in channel_softmax: what the maximum drops comes back with the sum.
-    const float peak = reduce_row(row, -infinity(), maximum_ignoring_nan{});
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < row.size(); ++i)
-    {
-      row[i] = fast_exp(row[i] - peak);
-    }
-    const float inverse = branchless_reciprocal(reduce_row(row, 0.0f, plus{}));
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < row.size(); ++i)
-    {
-      const float v = row[i] * inverse; // in the coefficients it would cost registers
-      const float z = v * v;
-      float p       = ::fmaf(-0.000169424f, z, 0.00205393f);
-      p             = ::fmaf(p, z, -0.0208254f);
-      p             = ::fmaf(p, z, 0.2499994f);
-      row[i]        = ::fmaf(p, v, 0.5f);
-    }
+    const float z = v * v;
+    float p       = ::fmaf(-0.000169424f, z, 0.00205393f);
+    p             = ::fmaf(p, z, -0.0208254f);
+    p             = ::fmaf(p, z, 0.2499994f);
+    return ::fmaf(p, v, 0.5f);
   }
 };
 
@@ -54,7 +37,7 @@ TCONV_HOST_DEVICE chain<Functors...> specialise(const chain<Functors...>& functo
 template <class... Rest>
 TCONV_HOST_DEVICE auto specialise(const chain<channel_softmax, sigmoid, Rest...>& functors)
 {
-  return prepend(channel_softmax_sigmoid{}, functors.rest.rest);
+  return prepend(channel_softmax{}, prepend(probability_sigmoid{}, functors.rest.rest));
 }
 template <class First, class Second, class... Rest>
 TCONV_HOST_DEVICE auto specialise(const chain<First, Second, Rest...>& functors)
