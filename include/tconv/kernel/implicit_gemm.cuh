@@ -236,6 +236,21 @@ TCONV_DEVICE bool landing_shift(const conv_axis& axis, int along, int t, int& sh
   return shift * stride == origin;
 }
 
+/// All accumulators of a thread become \p v.
+template <class Policy>
+TCONV_DEVICE void set_accumulators(block::gemm_accumulators<Policy>& sums, float v)
+{
+  TCONV_PRAGMA_UNROLL
+  for (int set = 0; set < Policy::sets; ++set)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < Policy::columns / 2; ++i)
+    {
+      sums[set][i] = v;
+    }
+  }
+}
+
 /// All outputs of the thread in fp32, from global memory: for tiles whose magnitudes the split form cannot hold.
 template <class Policy, class In>
 TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
@@ -253,15 +268,7 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
   const auto in_d       = static_cast<int>(axis[0].in);
   const auto in_h       = static_cast<int>(axis[1].in);
   const auto in_w       = static_cast<int>(axis[2].in);
-  TCONV_PRAGMA_UNROLL
-  for (int set = 0; set < Policy::sets; ++set)
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < Policy::columns / 2; ++i)
-    {
-      sums[set][i] = 0.0f;
-    }
-  }
+  set_accumulators<Policy>(sums, 0.0f);
   const In* sample = x + tile.n * problem.x.sample;
 #  pragma unroll 1
   for (int tap = 0; tap < all; ++tap)
@@ -611,15 +618,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
   for (int p = 0; p < phases; ++p)
   {
     block::gemm_accumulators<Policy> sums;
-    TCONV_PRAGMA_UNROLL
-    for (int set = 0; set < Policy::sets; ++set)
-    {
-      TCONV_PRAGMA_UNROLL
-      for (int i = 0; i < Policy::columns / 2; ++i)
-      {
-        sums[set][i] = 0.0f;
-      }
-    }
+    set_accumulators<Policy>(sums, 0.0f);
     const gemm_phase phase = read_phase(problem, list, p);
     int exponent           = 0;
     bool one_by_one        = Careful && uniform(control.one_by_one) != 0;
@@ -675,14 +674,36 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
             block::ring_place& place = state.place;
             block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
             const int rest = steps - step;
-            block::multiply_stage<Policy, Form>(
-              sums,
-              problem,
-              phase.shifts,
-              row,
-              block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
-              rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
-              walk);
+            const auto multiply = [&](block::gemm_accumulators<Policy>& to) {
+              block::multiply_stage<Policy, Form>(
+                to,
+                problem,
+                phase.shifts,
+                row,
+                block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+                rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
+                walk);
+            };
+            if constexpr (Form == gemm_form::split && Policy::promoted)
+            {
+              // The tensor core truncates: what it adds up is a stage, no more.
+              block::gemm_accumulators<Policy> products;
+              set_accumulators<Policy>(products, 0.0f);
+              multiply(products);
+              TCONV_PRAGMA_UNROLL
+              for (int set = 0; set < Policy::sets; ++set)
+              {
+                TCONV_PRAGMA_UNROLL
+                for (int i = 0; i < Policy::columns / 2; ++i)
+                {
+                  sums[set][i] += products[set][i];
+                }
+              }
+            }
+            else
+            {
+              multiply(sums);
+            }
             if (!problem.resident)
             {
               if (block::elected())
