@@ -101,7 +101,8 @@ struct softmax_then_sigmoid
   void operator()(Row& row) const
   {
     const auto chain = tconv::detail::specialise(tconv::chain(tconv::channel_softmax(), tconv::sigmoid()));
-    static_assert(std::is_same<decltype(chain.rest.first), tconv::detail::probability_sigmoid>::value, "not specialised");
+    static_assert(
+      std::is_same<decltype(chain.rest.first), tconv::detail::probability_sigmoid>::value, "not specialised");
     chain.first(row);
     for (int i = 0; i < row.size(); ++i)
     {

@@ -67,7 +67,8 @@ struct gemm_control
   alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
 };
 static_assert(sizeof(gemm_control) <= gemm_control_bytes, "tconv: control data has outgrown its room");
-static_assert(gemm_control::warps * gemm_control::lost_per_warp * static_cast<int>(sizeof(lost_input)) == gemm_lost_bytes,
+static_assert(gemm_control::warps * gemm_control::lost_per_warp * static_cast<int>(sizeof(lost_input))
+                == gemm_lost_bytes,
               "tconv: the plan has room for other lists");
 
 /// The shared memory of a block. A function and no pointer that is handed around: a constant address takes no registers.
@@ -94,7 +95,8 @@ struct lost_lists
   /// \p number: slot of the ring, or turn.
   TCONV_DEVICE lost_input* at(int number, int warp) const
   {
-    return reinterpret_cast<lost_input*>(gemm_memory() + gemm_control_bytes) + (number * gemm_control::warps + warp) * room;
+    return reinterpret_cast<lost_input*>(gemm_memory() + gemm_control_bytes)
+         + (number * gemm_control::warps + warp) * room;
   }
 };
 
@@ -846,8 +848,7 @@ struct ring_place
 
 /// Multiplies Count steps for the sets in Mask, whose weights begin at \p b. On return the products are complete.
 template <class Policy, gemm_form Form, int Mask, int Count>
-TCONV_DEVICE void
-multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], uint64_t b)
+TCONV_DEVICE void multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], uint64_t b)
 {
   constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
   TCONV_PRAGMA_UNROLL

@@ -99,7 +99,7 @@ private:
     {
       values.run = locate();
     }
-    const auto all = detail::specialise(functors);
+    const auto all   = detail::specialise(functors);
     const auto store = [&](const auto& rest) {
       if constexpr (!Chain::per_position)
       {
@@ -673,7 +673,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
           {
             block::ring_place& place = state.place;
             block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
-            const int rest = steps - step;
+            const int rest      = steps - step;
             const auto multiply = [&](block::gemm_accumulators<Policy>& to) {
               block::multiply_stage<Policy, Form>(
                 to,
