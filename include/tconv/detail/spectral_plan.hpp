@@ -203,7 +203,7 @@ constexpr int64_t tap_bytes(const spectral_problem& p)
   const int64_t taps  = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.kernel[2];
   const int64_t lines = static_cast<int64_t>(p.kernel[0]) * p.kernel[1] * p.half_grid();
   const int64_t rows  = static_cast<int64_t>(p.kernel[0]) * p.grid[1] * p.half_grid();
-  return 4 * taps * (p.tap_channels | 1) + 8 * p.tap_channels * (lines + rows)
+  return 4 * taps * (p.tap_channels | 1) + int64_t{8} * p.tap_channels * (lines + rows)
        + int64_t{8} * (p.grid[0] + p.grid[1] + p.grid[2]);
 }
 

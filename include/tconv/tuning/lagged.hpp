@@ -21,7 +21,7 @@ struct lagged_policy
   static constexpr int min_blocks = 2;
   /// Bytes of shared memory for a piece with what lags reach beyond it: two blocks a multiprocessor, and within 99 KB,
   /// all that some devices have.
-  static constexpr int64_t piece_bytes = 96 * 1024;
+  static constexpr int64_t piece_bytes = int64_t{96} * 1024;
   /// Pieces below which samples are cut further while they keep least_piece positions: two waves of blocks of a large
   /// device.
   static constexpr int64_t wanted_pieces = 512;
