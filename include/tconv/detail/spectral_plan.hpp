@@ -219,12 +219,16 @@ constexpr int64_t gram_bytes(const spectral_problem& p)
   return policy::gram_stages * stage
        + int64_t{4} * p.grid_chunks() * p.row_groups() * policy::gram_pairs * policy::gram_weights;
 }
-constexpr int64_t resample_bytes(const spectral_problem& p)
+/// \p constant_depth: size d where weights along it are constants, else 0.
+constexpr int64_t resample_bytes(const spectral_problem& p, int constant_depth = 0)
 {
-  using policy        = tuning::spectral_policy;
-  const auto chunks   = [](int grid) { return ceil_div(grid, int64_t{policy::grid_chunk}); };
-  const int64_t depth = ceil_div(p.size[0], int64_t{policy::resample_batch}) * policy::resample_batch;
-  return int64_t{4} * policy::resample_weights * (chunks(p.grid[2]) * p.half() + chunks(p.grid[0]) * depth);
+  using policy         = tuning::spectral_policy;
+  const auto chunks    = [](int grid) { return ceil_div(grid, int64_t{policy::grid_chunk}); };
+  const int64_t depth  = ceil_div(p.size[0], int64_t{policy::resample_batch}) * policy::resample_batch;
+  const int64_t values = int64_t{policy::resample_threads} * policy::resample_stages
+                       * (constant_depth > 0 ? constant_depth : policy::resample_batch);
+  const int64_t tables = chunks(p.grid[2]) * p.half() + (constant_depth > 0 ? 0 : chunks(p.grid[0]) * depth);
+  return int64_t{4} * (policy::resample_weights * tables + values);
 }
 
 /// The plan, and whether there is one.

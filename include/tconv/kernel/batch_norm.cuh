@@ -59,8 +59,18 @@ struct partial_moments
     }
     return mine;
   }
-  /// The same for squares beyond those of the moments: none.
-  TCONV_DEVICE double squares_of(int64_t, int, int) const { return 0.0; }
+  /// Moments of channel \p c; called by a block, thread 0 has them. The order of the tree is fixed.
+  template <int Threads>
+  TCONV_DEVICE moments<double> reduce(int64_t c, double) const
+  {
+    using block_merge = cub::BlockReduce<moments<double>, Threads>;
+    __shared__ typename block_merge::TempStorage scratch;
+    return block_merge(scratch).Reduce(
+      moments_of(c, static_cast<int>(threadIdx.x), Threads), [](moments<double> a, const moments<double>& b) {
+        a.merge(b);
+        return a;
+      });
+  }
   /// The means of channel \p c exist before the kernel.
   TCONV_DEVICE void find_means(int64_t) const {}
 };
@@ -76,23 +86,24 @@ struct sample_squares
   int64_t channels;
   double positions;
 
-  TCONV_DEVICE moments<double> moments_of(int64_t c, int first, int step) const
+  /// As partial_moments::reduce(), around the mean \p mean. Samples are of one size: nothing to merge, so no divisions one after
+  /// the other.
+  template <int Threads>
+  TCONV_DEVICE moments<double> reduce(int64_t c, double mean) const
   {
-    moments<double> mine;
-    for (int64_t n = first; n < batch; n += step)
+    using block_sum = cub::BlockReduce<double, Threads>;
+    __shared__ typename block_sum::TempStorage scratch;
+    double mine = 0.0;
+    for (int64_t i = threadIdx.x; i < per_channel; i += Threads)
     {
-      mine.merge({positions, means[n * channels + c], 0.0});
+      mine += squares[c * per_channel + i];
     }
-    return mine;
-  }
-  TCONV_DEVICE double squares_of(int64_t c, int first, int step) const
-  {
-    double sum = 0.0;
-    for (int64_t i = first; i < per_channel; i += step)
+    for (int64_t n = threadIdx.x; n < batch; n += Threads)
     {
-      sum += squares[c * per_channel + i];
+      const double centred = means[n * channels + c] - mean;
+      mine                 = fma(positions * centred, centred, mine);
     }
-    return sum;
+    return {static_cast<double>(batch) * positions, mean, block_sum(scratch).Sum(mine)};
   }
   TCONV_DEVICE void find_means(int64_t) const {}
 };
@@ -106,7 +117,8 @@ struct collapsed_squares : sample_squares
   const double* w_sums;
   int64_t in_channels;
 
-  /// Called by the block of channel \p c: a warp takes a sample at a time.
+  /// Called by the block of channel \p c: a warp takes a sample at a time. The sums are older than the squares: they exist before the
+  /// kernel that batch_norm_means() overlaps has ended.
   TCONV_DEVICE void find_means(int64_t c) const
   {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -143,50 +155,51 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constan
                                                             const __grid_constant__ Chain before,
                                                             const batch_norm_arguments arguments)
 {
-  using block_sum   = cub::BlockReduce<double, Threads>;
-  using block_merge = cub::BlockReduce<moments<double>, Threads>;
+  using block_sum = cub::BlockReduce<double, Threads>;
   __shared__ typename block_sum::TempStorage sum_scratch;
-  __shared__ typename block_sum::TempStorage square_scratch;
-  __shared__ typename block_merge::TempStorage merge_scratch;
   __shared__ double shared_mean;
   __shared__ double shared_factor;
+  const int thread = static_cast<int>(threadIdx.x);
+  // Means that are found here rest on sums of kernels before the predecessor, which had waited for them when it let this one start.
+  statistics.find_means(blockIdx.x);
   runtime::grid_dependency_wait();
 
   for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
   {
-    const int thread = static_cast<int>(threadIdx.x);
-    statistics.find_means(c);
-    const moments<double> mine = statistics.moments_of(c, thread, Threads);
-    double sum                 = 0;
+    if (c != blockIdx.x)
+    {
+      statistics.find_means(c);
+    }
+    double sum = 0;
     for (int64_t n = thread; n < batch; n += Threads)
     {
       sum += means[n * channels + c];
     }
     // The order of the trees is fixed.
-    moments<double> total = block_merge(merge_scratch).Reduce(mine, [](moments<double> a, const moments<double>& b) {
-      a.merge(b);
-      return a;
-    });
-    total.m2 += block_sum(square_scratch).Sum(statistics.squares_of(c, thread, Threads));
     sum = block_sum(sum_scratch).Sum(sum);
-    if (threadIdx.x == 0)
+    if (thread == 0)
+    {
+      shared_mean = sum / static_cast<double>(batch);
+    }
+    __syncthreads();
+    const double mean           = shared_mean;
+    const moments<double> total = statistics.template reduce<Threads>(c, mean);
+    if (thread == 0)
     {
       const coordinate at   = {0, c};
       const double slope    = chain_slope(before, at);
-      const double mean     = sum / static_cast<double>(batch);
       const double biased   = slope * slope * total.biased_variance();
       const double unbiased = slope * slope * total.unbiased_variance();
       const double gamma    = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
-      shared_mean           = mean;
       shared_factor         = slope * batch_norm_slope(biased, static_cast<double>(arguments.eps), gamma);
       update_running_statistics(arguments, c, apply_to_mean(before, mean, at), unbiased);
     }
     __syncthreads();
     const double beta = arguments.beta != nullptr ? static_cast<double>(arguments.beta[c]) : 0.0;
-    for (int64_t n = threadIdx.x; n < batch; n += Threads)
+    for (int64_t n = thread; n < batch; n += Threads)
     {
       y[n * y_stride + c] =
-        from_float<Out>(static_cast<float>(shared_factor * (means[n * channels + c] - shared_mean) + beta));
+        from_float<Out>(static_cast<float>(shared_factor * (means[n * channels + c] - mean) + beta));
     }
     __syncthreads();
   }

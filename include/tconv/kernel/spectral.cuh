@@ -875,15 +875,21 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
   constexpr bool known  = Size::d > 0;
   constexpr int batch   = known ? Size::d : Policy::resample_batch;
   constexpr int pitch   = Policy::resample_weights;
+  constexpr int stages  = Policy::resample_stages;
+  constexpr int row     = 32 / 4; // copies of a warp's numbers
+  static_assert(batch % (32 / row) == 0, "tconv: each lane of a warp copies as many vectors of a stage");
   extern __shared__ float4 resample_scratch[];
-  const int half       = known ? Size::w / 2 + 1 : problem.half();
-  const int size       = known ? Size::d : problem.size[0];
-  const int batches    = (size + batch - 1) / batch;
-  const int chunks_w   = (problem.grid[2] + chunk - 1) / chunk;
-  const int chunks_d   = known ? 1 : (problem.grid[0] + chunk - 1) / chunk;
-  auto* const of_w     = reinterpret_cast<float*>(resample_scratch); // [chunk][half w][grid w]
-  float* const of_d    = of_w + chunks_w * half * pitch;             // [chunk][size d, in whole batches][grid d]
-  const int thread     = static_cast<int>(threadIdx.x);
+  const int half     = known ? Size::w / 2 + 1 : problem.half();
+  const int size     = known ? Size::d : problem.size[0];
+  const int batches  = (size + batch - 1) / batch;
+  const int chunks_w = (problem.grid[2] + chunk - 1) / chunk;
+  const int chunks_d = known ? 1 : (problem.grid[0] + chunk - 1) / chunk;
+  auto* const of_w   = reinterpret_cast<float*>(resample_scratch); // [chunk][half w][grid w]
+  float* const of_d  = of_w + chunks_w * half * pitch;             // [chunk][size d, in whole batches][grid d]
+  const int thread   = static_cast<int>(threadIdx.x);
+  const int lane     = thread % 32;
+  // Values of each warp: [stage][size d, or a part of it][number].
+  float* const staged  = of_d + (known ? 0 : chunks_d * batches * batch * pitch) + (thread - lane) * stages * batch;
   const auto set_table = [&](float* table, int axis, int chunks, int frequencies, auto weight) {
     for (int i = thread; i < chunks * frequencies * pitch; i += threads)
     {
@@ -916,38 +922,62 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
   {
     return;
   }
-  const float* from = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + thread;
+  // This lane copies numbers 4 (lane % row) and so on of every fourth row; all of a warp goes on, or none.
+  const float* from = matrices + (gh * problem.tile_pairs() + pair) * size * step_d + piece * threads + (thread - lane)
+                    + lane % row * 4 + lane / row * step_d;
+  int copied = 0; // stages
   for (int chunk_w = 0; chunk_w < chunks_w; ++chunk_w)
   {
     for (int chunk_d = 0; chunk_d < chunks_d; ++chunk_d)
     {
       float sums[chunk][chunk] = {};
       float column[chunk]      = {}; // of one f_w
-      float values[batch];
-      int next_w      = 0;
-      int next_d      = 0;
-      const auto load = [&] {
-        const float* at = from + next_w * numbers + next_d * step_d;
-        const bool own  = problem.own_conjugate(next_w);
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < batch; ++i)
+      const int steps          = half * batches;
+      const int first          = copied;
+      int next_w               = 0;
+      int next_d               = 0;
+      const auto stage         = [&] {
+        if (copied < first + steps)
         {
-          const bool formed = known ? 2 * i <= Size::d || !own : next_d + i < (own ? size / 2 + 1 : size);
-          values[i]         = formed ? *at : 0.0f;
-          at += step_d;
+          float* target   = staged + copied % stages * (32 * batch) + 4 * lane;
+          const bool own  = problem.own_conjugate(next_w);
+          const int limit = (own ? size / 2 + 1 : size) - next_d - lane / row;
+          const float* at = from + next_w * numbers + next_d * step_d;
+          TCONV_PRAGMA_UNROLL
+          for (int i = 0; i < batch; i += 32 / row)
+          {
+            const bool formed = i < limit;
+            block::copy_async_16_or_zero(target + 32 * i, formed ? at : from, formed);
+            at += 32 / row * step_d;
+          }
+          ++copied;
+          next_d += batch;
+          if (next_d >= size)
+          {
+            next_d = 0;
+            ++next_w;
+          }
         }
-        next_d += batch;
-        if (next_d >= size)
-        {
-          next_d = 0;
-          ++next_w;
-        }
+        block::copy_async_commit();
       };
       const float* weight_d = of_d + chunk_d * batches * batch * pitch;
       const float* weight_w = of_w + chunk_w * half * pitch;
-      load();
-      for (int step = 1; step <= half * batches; ++step)
+      for (int step = 1; step < stages; ++step)
       {
+        stage();
+      }
+      for (int step = 1; step <= steps; ++step)
+      {
+        block::copy_async_wait<stages - 2>();
+        __syncwarp();
+        stage();
+        float values[batch];
+        const float* at = staged + (first + step - 1) % stages * (32 * batch) + lane;
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < batch; ++i)
+        {
+          values[i] = at[32 * i];
+        }
         if constexpr (known)
         {
           block::resample<Size::d, chunk>(values, column);
@@ -964,11 +994,6 @@ __global__ __launch_bounds__(Policy::resample_threads, 512 / Policy::resample_th
             }
           }
           weight_d += batch * pitch;
-        }
-        // Under way during the update below.
-        if (step < half * batches)
-        {
-          load();
         }
         if (known || step % batches == 0)
         {

@@ -149,27 +149,7 @@ struct spectral_workspace
     }
     if (s.ok())
     {
-      const auto resample = [&](auto resample_kernel) {
-        s = start("tconv::kernel::resample_matrices",
-                  resample_kernel,
-                  problem.grid[1] * problem.tile_pairs() * (2 * problem.tile_elements() / policy::resample_threads),
-                  policy::resample_threads,
-                  detail::resample_bytes(problem),
-                  reinterpret_cast<const float*>(row_matrices),
-                  reinterpret_cast<float*>(resampled));
-      };
-      const bool constant = problem.grid[0] == policy::grid_chunk
-                         && detail::with_volume_size(tuning::volume_sizes{}, problem, [&](auto size) {
-                              resample(kernel::resample_matrices<policy, decltype(size)>);
-                            });
-      if (!constant)
-      {
-        resample(kernel::resample_matrices<policy, tuning::volume_size<0, 0, 0>>);
-      }
-    }
-    if (s.ok())
-    {
-      // Last, so that their spectra are still in the cache.
+      // They need nothing of what precedes them: here they fill the multiprocessors that have no matrices left.
       s = start("tconv::kernel::transform_taps",
                 kernel::transform_taps<policy, In>,
                 problem.in_channels * ceil_div(problem.out_channels, problem.tap_channels),
@@ -178,6 +158,26 @@ struct spectral_workspace
                 w,
                 taps.get(space),
                 takes_sums(problem) ? w_sums : nullptr);
+    }
+    if (s.ok())
+    {
+      const auto resample = [&](auto resample_kernel, int constant_depth) {
+        s = start("tconv::kernel::resample_matrices",
+                  resample_kernel,
+                  problem.grid[1] * problem.tile_pairs() * (2 * problem.tile_elements() / policy::resample_threads),
+                  policy::resample_threads,
+                  detail::resample_bytes(problem, constant_depth),
+                  reinterpret_cast<const float*>(row_matrices),
+                  reinterpret_cast<float*>(resampled));
+      };
+      const bool constant = problem.grid[0] == policy::grid_chunk
+                         && detail::with_volume_size(tuning::volume_sizes{}, problem, [&](auto size) {
+                              resample(kernel::resample_matrices<policy, decltype(size)>, decltype(size)::d);
+                            });
+      if (!constant)
+      {
+        resample(kernel::resample_matrices<policy, tuning::volume_size<0, 0, 0>>, 0);
+      }
     }
     if (s.ok())
     {

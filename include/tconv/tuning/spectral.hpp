@@ -54,9 +54,10 @@ struct spectral_policy
   /// vectors.
   static constexpr int grid_chunk       = 9;
   static constexpr int resample_weights = 12;
-  /// Threads of a block that resamples, and values that each of them loads ahead.
+  /// Threads of a block that resamples, values of each of them in a stage of shared memory, and stages.
   static constexpr int resample_threads = 64;
-  static constexpr int resample_batch   = 10; ///< where weights are no constants
+  static constexpr int resample_batch   = 8; ///< where weights are no constants; else all along d
+  static constexpr int resample_stages  = 4;
   /// Output channels of a block that evaluates the quadratic form.
   static constexpr int form_channels = 64;
   /// Pairs of channel tiles that it holds at a time: one under way. 37 KB each.
