@@ -646,7 +646,6 @@ __global__ __launch_bounds__(Policy::threads,
   const int bins          = problem.bins();
   const int all_bins      = problem.size[0] * problem.half();
   const auto sample_pairs = static_cast<int>(problem.sample_pairs());
-  const int steps         = groups * ((sample_pairs + samples / 2 - 1) / (samples / 2));
   const auto pairs_of     = static_cast<int>(problem.tile_pairs());
   const int items         = pairs_of * bins * chunks; // the plan sees to it that they are counted in 32 bits
   // This thread's fragments are pairs of samples lane % 4 and lane % 4 + 4 of channels row and row + 8, and of one component of
@@ -693,89 +692,113 @@ __global__ __launch_bounds__(Policy::threads,
   // Tile pairs change places from round to round, so that multiprocessors get as many of the lighter ones on the diagonal.
   const int resident_bins = static_cast<int>(gridDim.x) / (2 * pairs_of);
   const int rotation      = resident_bins > 0 ? resident_bins : 1;
-  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
+  struct place
   {
-    const int number          = item / pairs_of % bins;
-    const int pair            = (item % pairs_of + number / rotation) % pairs_of;
-    const int bin             = problem.bin(number);
-    const int chunk           = item / pairs_of / bins;
-    const block::tile_pair at = block::tile_pair::of(pair, problem.channel_tiles());
-    const bool two_tiles      = at.i != at.j;
-    const bool idle           = !two_tiles && row >= 16 && column < 16;
-    // Copies are of 16 bytes, counted in 32 bits: the plan sees to it.
-    constexpr int parts    = stage_tile;
-    const auto tile_parts  = static_cast<int>(problem.sample_pairs()) * sample_step;
-    const auto group_parts = static_cast<int>(problem.group_spectra());
-    const int across       = static_cast<int>(at.j - at.i) * tile_parts;
-    int next               = bin * groups * group_parts + static_cast<int>(at.i) * tile_parts + thread;
-    int copied             = 0; // steps
-    int copied_n           = 0; // the first pair of samples of the step that is copied next
-    const auto stage       = [&] {
-      if (copied < steps)
+    int pair;
+    int bin;
+    int chunk;
+    block::tile_pair at;
+  };
+  const auto place_of = [&](int item) {
+    const int number = item / pairs_of % bins;
+    const int pair   = (item % pairs_of + number / rotation) % pairs_of;
+    return place{
+      pair, problem.bin(number), item / pairs_of / bins, block::tile_pair::of(pair, problem.channel_tiles())};
+  };
+  // Copies run ahead of the products, on into the next item, so that memory is not idle while results are stored. They are of 16 bytes,
+  // counted in 32 bits: the plan sees to it.
+  constexpr int parts    = stage_tile;
+  const auto tile_parts  = sample_pairs * sample_step;
+  const auto group_parts = static_cast<int>(problem.group_spectra());
+  int copied_item        = static_cast<int>(blockIdx.x);
+  int copied_group       = 0; // of that item
+  int copied_n           = 0; // the first pair of samples of the step that is copied next
+  int next               = 0; // where it is
+  int across             = 0; // to the second tile; 0 where it is the first
+  const auto stage       = [&](int free_stage) {
+    if (copied_item < items)
+    {
+      if (copied_group == 0 && copied_n == 0)
       {
-        uint4* target   = gram_scratch + copied % stages * (2 * parts) + thread;
-        const int limit = (sample_pairs - copied_n) * sample_step - thread;
-        const auto copy = [&](int to, const uint4* from) {
-          // Bounds cost more than the copies.
-          if (sample_pairs - copied_n >= samples / 2)
-          {
-            TCONV_PRAGMA_UNROLL
-            for (int i = 0; i < parts; i += Policy::threads)
-            {
-              block::copy_async_16(reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i));
-            }
-          }
-          else
-          {
-            TCONV_PRAGMA_UNROLL
-            for (int i = 0; i < parts; i += Policy::threads)
-            {
-              block::copy_async_16_or_zero(
-                reinterpret_cast<float*>(target + to + i), reinterpret_cast<const float*>(from + i), i < limit);
-            }
-          }
-        };
-        copy(0, spectra + next);
-        if (two_tiles)
+        const place of = place_of(copied_item);
+        next           = of.bin * groups * group_parts + static_cast<int>(of.at.i) * tile_parts;
+        across         = static_cast<int>(of.at.j - of.at.i) * tile_parts;
+      }
+      uint4* target     = values + free_stage * stage_pitch + thread;
+      const uint4* from = spectra + next + thread;
+      const int limit   = (sample_pairs - copied_n) * sample_step - thread;
+      const auto copy   = [&](uint4* to, const uint4* of) {
+        // Bounds cost more than the copies.
+        if (sample_pairs - copied_n >= samples / 2)
         {
-          copy(parts, spectra + next + across);
+          TCONV_PRAGMA_UNROLL
+          for (int i = 0; i < parts; i += Policy::threads)
+          {
+            block::copy_async_16(reinterpret_cast<float*>(to + i), reinterpret_cast<const float*>(of + i));
+          }
         }
-        ++copied;
-        copied_n += samples / 2;
-        next += parts;
-        if (copied_n >= sample_pairs)
+        else
         {
-          next += group_parts - copied_n * sample_step;
-          copied_n = 0;
+          TCONV_PRAGMA_UNROLL
+          for (int i = 0; i < parts; i += Policy::threads)
+          {
+            block::copy_async_16_or_zero(
+              reinterpret_cast<float*>(to + i), reinterpret_cast<const float*>(of + i), i < limit);
+          }
+        }
+      };
+      copy(target, from);
+      if (across != 0)
+      {
+        copy(target + parts, from + across);
+      }
+      copied_n += samples / 2;
+      next += parts;
+      if (copied_n >= sample_pairs)
+      {
+        next += group_parts - copied_n * sample_step;
+        copied_n = 0;
+        if (++copied_group == groups)
+        {
+          copied_group = 0;
+          copied_item += static_cast<int>(gridDim.x);
         }
       }
-      block::copy_async_commit();
-    };
+    }
+    block::copy_async_commit();
+  };
+  for (int ahead = 0; ahead < stages - 1; ++ahead)
+  {
+    stage(ahead);
+  }
+  int read_stage = 0;
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
+  {
+    const place of              = place_of(item);
+    const int bin               = of.bin;
+    const bool two_tiles        = of.at.i != of.at.j;
+    const bool idle             = !two_tiles && row >= 16 && column < 16;
     const int to_b              = two_tiles ? stage_tile : 0;
     float even[pairs + 1][2][4] = {}; // S'(g) + S'(-g) for the chunk's g, and 0; re and im
     float odd[pairs][2][4]      = {}; // S'(g) - S'(-g), likewise halved
-    const float* of_pair        = weights + chunk * groups * depth * row_pitch;
-    int first_n                 = 0;
+    const float* of_pair        = weights + of.chunk * groups * depth * row_pitch;
     int group                   = 0;
-    __syncthreads();
-    for (int step = 0; step < stages - 1; ++step)
-    {
-      stage();
-    }
-    for (int step = 0; step < steps; ++step)
+    int first_n                 = 0; // pair of samples
+    while (group < groups)
     {
       block::copy_async_wait<stages - 2>();
       __syncthreads();
-      stage();
+      stage(read_stage == 0 ? stages - 1 : read_stage - 1);
+      const uint4* stage_at = values + read_stage * stage_pitch;
+      read_stage            = read_stage + 1 == stages ? 0 : read_stage + 1;
 #pragma unroll 1
       for (int p = 0; p < depth && !idle; ++p)
       {
         // Matrices of both frequencies, re and im.
         float here[2][4];
         float opposite[2][4];
-        const uint4* stage_at = values + step % stages * stage_pitch;
-        const auto* of_a      = reinterpret_cast<const uint2*>(stage_at) + first_a;
-        const auto* of_b      = reinterpret_cast<const unsigned*>(stage_at + to_b) + first_b;
+        const auto* of_a = reinterpret_cast<const uint2*>(stage_at) + first_a;
+        const auto* of_b = reinterpret_cast<const unsigned*>(stage_at + to_b) + first_b;
         multiply(of_a + 2 * (2 * p ^ swizzle), of_b + 4 * (2 * p ^ swizzle), here);
         multiply(of_a + 2 * ((2 * p + 1) ^ swizzle), of_b + 4 * ((2 * p + 1) ^ swizzle), opposite);
         const float* weight = of_pair + p * row_pitch;
@@ -830,20 +853,20 @@ __global__ __launch_bounds__(Policy::threads,
     const bool halved = problem.own_conjugate(bin % problem.half()) && (f_d == 0 || 2 * f_d == problem.size[0]);
     const float scale = (halved ? 0.5f : 1.0f) * (problem.whole_volumes ? 0.25f : 1.0f);
     const auto store  = [&](int g, const float(&re)[4], const float(&im)[4]) {
-      float2* target = matrices + ((g * problem.tile_pairs() + pair) * all_bins + bin) * (tile * tile) + row * tile
+      float2* target = matrices + ((g * problem.tile_pairs() + of.pair) * all_bins + bin) * (tile * tile) + row * tile
                      + column + lane % 4 * 2;
       *reinterpret_cast<float4*>(target) = make_float4(scale * re[0], scale * im[0], scale * re[1], scale * im[1]);
       *reinterpret_cast<float4*>(target + 8 * tile) = make_float4(
         scale * re[2], scale * im[2], scale * re[3], scale * im[3]);
     };
-    if (chunk == 0)
+    if (of.chunk == 0)
     {
       store(0, even[0][0], even[0][1]);
     }
     TCONV_PRAGMA_UNROLL
     for (int g = 1; g <= pairs; ++g)
     {
-      const int frequency = chunk * pairs + g;
+      const int frequency = of.chunk * pairs + g;
       if (frequency < problem.kernel[1])
       {
         float sum[2][4];
