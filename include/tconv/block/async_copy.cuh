@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Asynchronous copies from global to shared memory, one element or 16 bytes at a time.
+/// Asynchronous copies from global to shared memory, one element or 16 bytes at a time, and into the cache.
 
 #include "../detail/config.hpp"
 
@@ -42,6 +42,12 @@ template <int Pending>
 TCONV_DEVICE void copy_async_wait()
 {
   __pipeline_wait_prior(Pending);
+}
+
+/// Brings the line of global memory that \p source is in into the second-level cache. Called by one thread; waits for nothing.
+TCONV_DEVICE void prefetch_line(const void* source)
+{
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
 }
 
 } // namespace block

@@ -14,7 +14,8 @@ TCONV_CUDA_NAMESPACE_BEGIN
 namespace runtime
 {
 
-/// Waits until the memory of the previous kernel on the stream is visible; the first statement of every kernel.
+/// Waits until the memory of the previous kernel on the stream is visible; what kernels do before rests on nothing newer than what that
+/// kernel had waited for.
 TCONV_DEVICE void grid_dependency_wait()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

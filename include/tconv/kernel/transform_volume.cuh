@@ -79,6 +79,21 @@ __global__ __launch_bounds__(Policy::volume_threads, 2) void transform_volume(
   block::copy_async_wait<0>();
   __syncthreads();
 
+  // Memory has little else to do until the stores below.
+  const int64_t later      = cluster_of + Policy::volumes_ahead / 2;
+  const int64_t later_pair = later / problem.padded_channels();
+  const int64_t later_ci   = later - later_pair * problem.padded_channels();
+  const int64_t later_n    = 2 * later_pair + rank;
+  if (problem.x.position == 1 && later_ci < problem.in_channels && later_n < problem.batch)
+  {
+    constexpr int line = 128 / static_cast<int>(sizeof(In));
+    const In* coming   = x + later_n * problem.x.sample + later_ci * problem.x.channel;
+    for (int i = line * thread; i < all * width; i += line * threads)
+    {
+      block::prefetch_line(coming + i);
+    }
+  }
+
   // Along w, two rows as one of complex numbers: Z(f) + conj(Z(-f)) is twice x(f) of the first, and so on. Spectra stay doubled.
   const int row_pairs = (all + 1) / 2;
   {

@@ -35,6 +35,8 @@ struct spectral_policy
   static constexpr int shared_bytes = 112 * 1024;
   /// Threads of a block that transforms a volume, two of which a multiprocessor holds; one for each two rows of x.
   static constexpr int volume_threads = 320;
+  /// Blocks after which one starts that finds its volume in the cache: as many as are resident.
+  static constexpr int volumes_ahead = 264;
   /// Threads of a block that transforms planes.
   static constexpr int plane_threads     = 320;
   static constexpr int plane_frequencies = 5; ///< of a thread
