@@ -398,6 +398,7 @@ std::vector<shape3> uncropped_shapes()
     make_shape<3>({17, 3, 2, 1}, {16, 32, 32}, {5, 5, 5}),
     make_shape<3>({3, 66, 2, 1}, {16, 32, 32}, {5, 5, 5}),
     make_shape<3>({1, 2, 3, 1}, {18, 31, 34}, {3, 6, 3}),
+    make_shape<3>({2, 3, 4, 1}, {20, 1, 40}, {2, 1, 3}), // matrices of one step each, more than blocks
   };
   for (std::uint32_t i = 0; i < 40; ++i)
   {
@@ -679,6 +680,60 @@ TEST_F(batch_norm_gpu, a_thousand_launches_by_spectrum_give_the_same_bits)
   expect_the_same_bits(make_shape<3>({4, 8, 24, 1}, {4, 7, 9}, {3, 3, 3}), 1000, tconv::engine::spectral);
   // Blocks of clusters read each other's shared memory.
   expect_the_same_bits(make_shape<3>({6, 40, 24, 1}, {16, 32, 32}, {5, 5, 5}), 200, tconv::engine::spectral);
+}
+
+// Kernels start before their predecessors end, the last one with sums of kernels before that: nothing of another call gets in.
+TEST_F(batch_norm_gpu, calls_in_a_row_by_spectrum_do_not_mix)
+{
+  constexpr int calls = 24;
+  for (const shape3& s :
+       {make_shape<3>({4, 8, 24, 1}, {4, 7, 9}, {3, 3, 3}), make_shape<3>({3, 33, 24, 1}, {16, 32, 32}, {5, 5, 5})})
+  {
+    tconv::options opts;
+    opts.engine                     = tconv::engine::spectral;
+    opts.programmatic_launch        = true;
+    const std::int64_t y_size       = s.batch * s.out_channels;
+    const device_buffer<float> x[2] = {device_buffer<float>(random_values(1, s.input_elements())),
+                                       device_buffer<float>(random_values(2, s.input_elements(), 3.0f, 5.0f))};
+    const device_buffer<float> w[2] = {device_buffer<float>(random_values(3, s.weight_elements())),
+                                       device_buffer<float>(random_values(4, s.weight_elements(), 0.5f, 1.0f))};
+    device_buffer<float> y(calls * y_size);
+    workspace_buffer space(tconv::batch_norm_train_global_mean_workspace_bytes(s, chain<>{}, opts));
+    const auto call = [&](int i, cudaStream_t stream) {
+      return tconv::batch_norm_train_global_mean(x[i % 2].data(),
+                                                 w[i % 2].data(),
+                                                 y.data() + i * y_size,
+                                                 s,
+                                                 chain<>{},
+                                                 tconv::batch_norm_arguments{},
+                                                 opts,
+                                                 space.get(),
+                                                 stream);
+    };
+    for (int i = 0; i < 2; ++i)
+    {
+      ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) { return call(i, stream); }));
+    }
+    const std::vector<float> alone = y.download();
+    ASSERT_NE(std::memcmp(alone.data(), alone.data() + y_size, static_cast<std::size_t>(y_size) * sizeof(float)), 0);
+    ASSERT_TRUE(run(launch_mode::direct, [&](cudaStream_t stream) {
+      tconv::status status;
+      for (int i = 0; i < calls && status.ok(); ++i)
+      {
+        status = call(i, stream);
+      }
+      return status;
+    }));
+    const std::vector<float> together = y.download();
+    for (int i = 0; i < calls; ++i)
+    {
+      EXPECT_EQ(std::memcmp(alone.data() + i % 2 * y_size,
+                            together.data() + i * y_size,
+                            static_cast<std::size_t>(y_size) * sizeof(float)),
+                0)
+        << "call " << i;
+    }
+  }
 }
 
 // Half types, channels last, and slices.
