@@ -62,7 +62,13 @@ DUMP_OUTPUTS = "bench_dump_outputs"
 CONVOLUTIONS = "libbench_convolution.so"
 # Problems of pytorch_compare.py, and sets of rows of pytorch_convolutions.py by the expression that selects them.
 PYTORCH_PIPELINES = ("L2_49", "P2_eval", "L2_77", "L2_13", "L2_15", "L2_42", "L2_44", "L2_50", "L2_72")
-PYTORCH_CONVOLUTIONS = {"level1": r"L1_\d+/(precise|tf32)/", "batch4": "up"}
+# Apart, so that one which takes long (cuDNN searches two minutes for a layer of vocoder_k16) takes nothing else with it.
+PYTORCH_CONVOLUTIONS = {
+    "level1": r"L1_\d+/(precise|tf32)/",
+    "upsampling": "up3d",
+    "vocoder_k4": "up1d_128",
+    "vocoder_k16": "up1d_512",
+}
 PYTORCH_PROBLEMS = (*PYTORCH_PIPELINES, *PYTORCH_CONVOLUTIONS)
 
 Json = Any
