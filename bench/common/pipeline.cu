@@ -59,13 +59,19 @@ tconv::batch_norm_arguments batch_norm_of(const pipeline_tensors& t)
 
 // Launchers: what a pipeline P calls, of P::shape() and the chains that P makes of the operands.
 
+/// What is the same wherever the convolution is computed, with BatchNorm in train mode behind it or without.
+template <class P, bool BatchNorm>
+struct computes
+{
+  static constexpr bool batch_norm = BatchNorm;
+  static constexpr bool train      = BatchNorm;
+  static double products(const options&) { return tconv::detail::landing_products(P::shape()); }
+};
+
 /// conv_transpose() with P::functors().
 template <class P>
-struct convolves
+struct convolves : computes<P, false>
 {
-  static constexpr bool batch_norm = false;
-  static constexpr bool train      = false;
-  static double products(const options&) { return tconv::detail::landing_products(P::shape()); }
   static std::size_t bytes(const options& opts)
   {
     return tconv::conv_transpose_workspace_bytes(P::shape(), P::functors({}), opts);
@@ -119,11 +125,8 @@ struct averages
 
 /// batch_norm_train() of a convolution with P::before() and P::functors().
 template <class P>
-struct normalises
+struct normalises : computes<P, true>
 {
-  static constexpr bool batch_norm = true;
-  static constexpr bool train      = true;
-  static double products(const options&) { return tconv::detail::landing_products(P::shape()); }
   static std::size_t bytes(const options& opts)
   {
     return tconv::batch_norm_train_workspace_bytes(P::shape(), P::before({}), P::functors({}), opts);
@@ -138,11 +141,8 @@ struct normalises
 
 /// batch_norm_train_centred() with P::before().
 template <class P>
-struct centres
+struct centres : computes<P, true>
 {
-  static constexpr bool batch_norm = true;
-  static constexpr bool train      = true;
-  static double products(const options&) { return tconv::detail::landing_products(P::shape()); }
   static std::size_t bytes(const options& opts)
   {
     return tconv::batch_norm_train_centred_workspace_bytes(P::shape(), P::before({}), chain<>{}, opts);
@@ -157,14 +157,12 @@ struct centres
 
 /// batch_norm_train_global_mean() with P::before().
 template <class P>
-struct normalises_and_averages
+struct normalises_and_averages : computes<P, true>
 {
-  static constexpr bool batch_norm = true;
-  static constexpr bool train      = true;
   /// Those of the convolution, or of the kernels that work on spectra instead.
   static double products(const options& opts)
   {
-    return opts.engine == tconv::engine::gather ? tconv::detail::landing_products(P::shape())
+    return opts.engine == tconv::engine::gather ? computes<P, true>::products(opts)
                                                 : tconv::detail::plan_spectral(P::shape(), tconv::layout{}).macs;
   }
   static std::size_t bytes(const options& opts)
