@@ -58,6 +58,30 @@ void check_phase(const gemm_problem& problem, int index)
       (problem.pieces_of_steps(end, phase.shifts) - problem.pieces_of_steps(s, phase.shifts)) * problem.piece_bytes(),
       problem.stage_bytes);
   }
+  // Where the main loop counts on it, shifts follow each other and stages hold whole blocks of channels.
+  if (problem.neighbours != 0)
+  {
+    ASSERT_EQ(problem.steps_per_stage % phase.shifts, 0);
+    ASSERT_EQ(problem.first_step.first, problem.step(phase.first_step).first);
+    ASSERT_EQ(problem.first_step.second, problem.step(phase.first_step).second);
+    ASSERT_EQ(problem.neighbours >> (2 * phase.shifts), 0U);
+    for (int s = 0; s < phase.shifts; ++s)
+    {
+      for (int set = 0; set < problem.sets; ++set)
+      {
+        ASSERT_EQ((problem.neighbours >> (2 * s + set) & 1U) != 0, problem.tap(phase.along[2], s, set) >= 0);
+      }
+      if (s > 0)
+      {
+        ASSERT_EQ(problem.step(phase.first_step + s).second, problem.step(phase.first_step + s - 1).first);
+      }
+      if (s > 1)
+      {
+        ASSERT_EQ(problem.step(phase.first_step + s).first + problem.position_bytes(),
+                  problem.step(phase.first_step + s - 2).first);
+      }
+    }
+  }
   // Every tap of the phase has a place of its own.
   std::int64_t taps = 0;
   for (std::int64_t t = 0; t < problem.axis[2].kernel; ++t)
@@ -140,6 +164,75 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
     }
   }
   EXPECT_GT(supported, 1500);
+}
+
+TEST(implicit_gemm_plan, usual_kernels_have_main_loops_of_their_own)
+{
+  struct expected
+  {
+    std::int64_t kernel;
+    std::int64_t stride;
+    std::int64_t padding;
+    std::int64_t dilation;
+    unsigned neighbours; ///< see gemm_problem
+  };
+  const expected table[] = {{2, 2, 0, 1, 0x3},
+                            {3, 2, 0, 1, 0},
+                            {3, 2, 1, 1, 0xe},
+                            {4, 2, 1, 1, 0x1e},
+                            {5, 2, 2, 1, 0},
+                            {3, 2, 1, 2, 0},
+                            {1, 1, 0, 1, 0},
+                            {3, 1, 1, 1, 0x15},
+                            {5, 1, 0, 1, 0x155},
+                            {7, 1, 3, 1, 0x1555},
+                            {3, 1, 0, 2, 0},
+                            {16, 8, 4, 1, 0}};
+  for (const expected& row : table)
+  {
+    shape3 shape;
+    shape.batch        = 2;
+    shape.in_channels  = 32;
+    shape.out_channels = 32;
+    shape.input        = {1, 40, 40};
+    shape.kernel       = {1, 3, row.kernel};
+    shape.stride       = {1, 1, row.stride};
+    shape.padding      = {0, 0, row.padding};
+    shape.dilation     = {1, 1, row.dilation};
+    const auto plan    = tconv::detail::plan_implicit_gemm(shape, gemm_form::bf16);
+    ASSERT_TRUE(plan.supported) << row.kernel << " " << row.stride;
+    EXPECT_EQ(plan.problem.neighbours, row.neighbours) << row.kernel << " " << row.stride << " " << row.padding;
+  }
+}
+
+TEST(implicit_gemm_plan, blocks_keep_tiles_that_share_planes)
+{
+  // P1: 1024 tiles, 16 of them along d. 8 a block are as many as 132 blocks would need.
+  shape3 shape;
+  shape.batch          = 16;
+  shape.in_channels    = 32;
+  shape.out_channels   = 64;
+  shape.input          = {16, 32, 32};
+  shape.kernel         = {3, 3, 3};
+  shape.stride         = {2, 2, 2};
+  shape.padding        = {1, 1, 1};
+  shape.output_padding = {1, 1, 1};
+  const auto plan      = tconv::detail::plan_implicit_gemm(shape, gemm_form::split);
+  ASSERT_TRUE(plan.supported);
+  ASSERT_EQ(plan.problem.total_tiles(), 1024);
+  ASSERT_EQ(plan.problem.tiles[0], 16);
+  EXPECT_EQ(tconv::detail::gemm_blocks(plan.problem, 132), 128);
+  EXPECT_EQ(tconv::detail::gemm_blocks(plan.problem, 128), 128);
+  // 9 tiles a block do not divide 16: all blocks are used.
+  EXPECT_EQ(tconv::detail::gemm_blocks(plan.problem, 114), 114);
+  EXPECT_EQ(tconv::detail::gemm_blocks(plan.problem, 2000), 1024);
+  // Nothing is shared where taps do not overlap along d.
+  shape.kernel         = {2, 2, 2};
+  shape.padding        = {0, 0, 0};
+  shape.output_padding = {0, 0, 0};
+  const auto apart     = tconv::detail::plan_implicit_gemm(shape, gemm_form::bf16);
+  ASSERT_TRUE(apart.supported);
+  EXPECT_EQ(tconv::detail::gemm_blocks(apart.problem, 132), std::min<std::int64_t>(apart.problem.total_tiles(), 132));
 }
 
 } // namespace

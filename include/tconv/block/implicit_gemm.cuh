@@ -48,6 +48,13 @@ struct gemm_segment
   int lost;        ///< there are inputs that were staged as 0
 };
 
+/// What the two rows of a thread's fragments stand for.
+struct alignas(8) gemm_pair
+{
+  int cells;  ///< see gemm_cells
+  int offset; ///< bytes from the start of a staged plane to the first cell, but for its place along d
+};
+
 /// Control data of a block, at the start of its shared memory.
 struct gemm_control
 {
@@ -60,8 +67,8 @@ struct gemm_control
   uint64_t staged[2];                               ///< the input of a segment is there
   uint64_t used[2];                                 ///< nobody reads the segment any more
   gemm_segment segment[2];
-  int one_by_one; ///< a weight does not fit the split form: no tile does
-  int pair[128];  ///< cells of each pair of rows, see gemm_cells
+  int one_by_one;      ///< a weight does not fit the split form: no tile does
+  gemm_pair pair[128]; ///< of rows
   float plane_peak[most_planes][warps];
   int lost_count[most_planes][warps];
   alignas(16) float inverse_scale[128]; ///< per column: 2^-exponent of its weights
@@ -88,10 +95,9 @@ struct lost_lists
   int room; ///< of a list, entries
 
   TCONV_DEVICE explicit lost_lists(const gemm_problem& problem)
-      : room(gemm_control::lost_per_warp * (problem.chunks() == 1 ? 1 : problem.ring_planes / 2))
-  {
-    room = room > 0 ? room : gemm_control::lost_per_warp / 2;
-  }
+      : room(problem.chunks() == 1 ? gemm_control::lost_per_warp
+                                   : gemm_control::lost_per_warp * problem.ring_planes / 2)
+  {}
   /// \p number: slot of the ring, or turn.
   TCONV_DEVICE lost_input* at(int number, int warp) const
   {
@@ -488,21 +494,25 @@ struct plane_stager
   /// Collects the largest finite magnitude of an item; true if an input may be lost: it is not zero, but below \p threshold.
   TCONV_DEVICE static bool inspect(const item& of, float threshold, float& peak)
   {
-    float largest  = 0.0f;
-    float smallest = threshold;
+    // Bits without the sign, less one: zeros, which are common (padding, rectified inputs), come last. Infinities and NaNs are rare.
+    const auto rank   = [](float v) { return 2 * __float_as_uint(v) - 1; };
+    float largest     = 0.0f;
+    unsigned smallest = 0xffffffffu;
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
+      float of_channel = fabsf(of.value(c, 0));
       TCONV_PRAGMA_UNROLL
-      for (int p = 0; p < 4; ++p)
+      for (int p = 0; p < 4; p += 2)
       {
-        largest  = fmaxf(largest, fabsf(of.value(c, p)));
-        smallest = fminf(smallest, fabsf(of.value(c, p)));
+        of_channel = fmaxf(of_channel, fabsf(of.value(c, p)));
+        of_channel = fmaxf(of_channel, fabsf(of.value(c, p + 1)));
+        smallest   = __vimin3_u32(smallest, rank(of.value(c, p)), rank(of.value(c, p + 1)));
       }
+      largest = fmaxf(largest, of_channel);
     }
-    // Zeros are common (padding, rectified inputs), infinities are not.
-    bool suspicious = false;
-    if (smallest < threshold || !(largest <= 3.402823466e38f))
+    // A NaN among numbers does not come through: it is the last of the ranks but for zeros.
+    if (!(largest <= 3.402823466e38f))
     {
       largest = 0.0f;
       TCONV_PRAGMA_UNROLL
@@ -511,14 +521,12 @@ struct plane_stager
         TCONV_PRAGMA_UNROLL
         for (int p = 0; p < 4; ++p)
         {
-          const float v = of.value(c, p);
-          largest       = fmaxf(largest, finite_magnitude(v));
-          suspicious    = suspicious || (fabsf(v) < threshold && v != 0.0f);
+          largest = fmaxf(largest, finite_magnitude(of.value(c, p)));
         }
       }
     }
     peak = fmaxf(peak, largest);
-    return suspicious;
+    return smallest < rank(threshold);
   }
 
   /// Lists the inputs of this warp's items that the split form loses, behind \p lost_count others, and replaces them by 0 where they are
@@ -580,31 +588,46 @@ struct plane_stager
   template <input_vector Vector>
   TCONV_DEVICE unsigned convert_items(unsigned char* plane, float threshold, float scale, float& peak) const
   {
-    unsigned suspicious = 0;
-    unsigned turn       = 1;
+    // Two items at a time where there is most to do: a warp is short of independent instructions.
+    constexpr int together = Form == gemm_form::split && Vector != input_vector::none ? 2 : 1;
+    unsigned suspicious    = 0;
+    unsigned turn          = 1;
 #pragma unroll 1
-    for (int base = first; base < items; base += Warps * 32)
+    for (int base = first; base < items; base += together * Warps * 32)
     {
-      const int number = base + lane;
-      if (number < items)
+      item now[together];
+      unsigned char* at[together];
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < together; ++i)
       {
-        unsigned char* at = plane + target_of(locate(number));
-        item now;
-        if constexpr (Vector == input_vector::none)
+        const int number = base + i * Warps * 32 + lane;
+        at[i]            = nullptr;
+        if (number < items)
         {
-          load(now, number);
+          at[i] = plane + target_of(locate(number));
+          if constexpr (Vector == input_vector::none)
+          {
+            load(now[i], number);
+          }
+          else
+          {
+            take<Vector>(now[i], at[i]);
+          }
         }
-        else
-        {
-          take<Vector>(now, at);
-        }
-        if constexpr (Form == gemm_form::split)
-        {
-          suspicious |= inspect(now, threshold, peak) ? turn : 0;
-        }
-        store(now, at, scale);
       }
-      turn = turn < 0x80000000u ? turn << 1 : turn;
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < together; ++i)
+      {
+        if (at[i] != nullptr)
+        {
+          if constexpr (Form == gemm_form::split)
+          {
+            suspicious |= inspect(now[i], threshold, peak) ? turn : 0;
+          }
+          store(now[i], at[i], scale);
+        }
+        turn = turn < 0x80000000u ? turn << 1 : turn;
+      }
     }
     return suspicious;
   }
@@ -711,18 +734,20 @@ struct gemm_cells
   int cell[3]; ///< first cell, relative to the tile
   bool active; ///< false for threads without cells; they repeat cell 0
 
-  TCONV_DEVICE static int pack(const gemm_problem& problem, int pair)
+  TCONV_DEVICE static gemm_pair pack(const gemm_problem& problem, int pair)
   {
     const int wide    = problem.box[2] / 2;
     const bool active = pair < wide * problem.box[1] * problem.box[0];
     pair              = active ? pair : 0;
     const int j       = pair % wide;
     pair /= wide;
-    return (active ? 1 : 0) << 30 | pair / problem.box[1] << 20 | pair % problem.box[1] << 10 | 2 * j;
+    const int h = pair % problem.box[1];
+    return {(active ? 1 : 0) << 30 | pair / problem.box[1] << 20 | h << 10 | 2 * j,
+            h * problem.row_bytes() + j * problem.position_bytes()};
   }
-  TCONV_DEVICE explicit gemm_cells(int packed)
-      : cell{packed >> 20 & 1023, packed >> 10 & 1023, packed & 1023}
-      , active(packed >> 30 != 0)
+  TCONV_DEVICE explicit gemm_cells(const gemm_pair& pair)
+      : cell{pair.cells >> 20 & 1023, pair.cells >> 10 & 1023, pair.cells & 1023}
+      , active(pair.cells >> 30 != 0)
   {}
 };
 
@@ -739,28 +764,48 @@ TCONV_DEVICE int own_pair()
   return thread / 32 * 8 + thread % 32 / 4;
 }
 
-/// The left operand of one step in registers: two instructions' worth for tf32, the parts for split.
+/// What a lane reads of one staged position: 4 channels.
 template <gemm_form Form>
-struct gemm_fragment
+struct staged_words
 {
-  static constexpr int count = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
-  unsigned a[count][4];
+  static constexpr int count = gemm_form_traits::of(Form).lane_bytes / 4;
+  unsigned of[count];
 
-  /// \p first, \p second: staged input of the thread's cells at the step's shift.
-  TCONV_DEVICE void load(const unsigned char* first, const unsigned char* second)
+  TCONV_DEVICE explicit staged_words(const unsigned char* from)
   {
-    if constexpr (gemm_form_traits::of(Form).lane_bytes == 8)
+    if constexpr (count == 2)
     {
-      const uint2 u = *reinterpret_cast<const uint2*>(first);
-      const uint2 v = *reinterpret_cast<const uint2*>(second);
-      set(0, u.x, v.x, u.y, v.y);
+      const uint2 v = *reinterpret_cast<const uint2*>(from);
+      of[0]         = v.x;
+      of[1]         = v.y;
     }
     else
     {
-      const uint4 u = *reinterpret_cast<const uint4*>(first);
-      const uint4 v = *reinterpret_cast<const uint4*>(second);
-      set(0, u.x, v.x, u.y, v.y);
-      set(1, u.z, v.z, u.w, v.w);
+      const uint4 v = *reinterpret_cast<const uint4*>(from);
+      of[0]         = v.x;
+      of[1]         = v.y;
+      of[2]         = v.z;
+      of[3]         = v.w;
+    }
+  }
+};
+
+/// The left operand of one step in registers: two instructions' worth for tf32, the parts for split.
+template <class Policy, gemm_form Form>
+struct gemm_fragment
+{
+  static constexpr int columns = Policy::columns;
+  static constexpr int count   = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
+  unsigned a[count][4];
+
+  /// \p first, \p second: staged input of the thread's cells at the step's shift.
+  TCONV_DEVICE void set(const staged_words<Form>& first, const staged_words<Form>& second)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < staged_words<Form>::count; ++i)
+    {
+      a[i / 2][i % 2 * 2]     = first.of[i];
+      a[i / 2][i % 2 * 2 + 1] = second.of[i];
     }
   }
 
@@ -769,7 +814,11 @@ struct gemm_fragment
   {
     if constexpr (Form == gemm_form::split)
     {
-      set(2, reduced(a[0][0]), reduced(a[0][1]), reduced(a[0][2]), reduced(a[0][3]));
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i)
+      {
+        a[2][i] = reduced(a[0][i]);
+      }
     }
   }
 
@@ -783,40 +832,32 @@ struct gemm_fragment
     }
   }
 
-  /// sums += this * piece, with the packed weights at \p b.
-  template <int Columns>
-  TCONV_DEVICE void multiply(float (&sums)[Columns / 2], uint64_t b) const
+  /// sums += this * piece, with the packed weights at \p b. Small products first.
+  TCONV_DEVICE void multiply(float (&sums)[columns / 2], uint64_t b) const
   {
-    constexpr uint64_t term = Columns * 32 / 16;
+    constexpr uint64_t term = columns * 32 / 16;
     if constexpr (Form == gemm_form::split)
     {
-      wgmma::multiply_fp16<Columns>(sums, a[1], b);
-      wgmma::multiply_fp16<Columns>(sums, a[2], b + term);
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
+      wgmma::multiply_fp16<columns>(sums, a[1], b);
+      wgmma::multiply_fp16<columns>(sums, a[2], b + term);
+      wgmma::multiply_fp16<columns>(sums, a[0], b);
     }
     else if constexpr (Form == gemm_form::tf32)
     {
-      wgmma::multiply_tf32<Columns>(sums, a[0], b);
-      wgmma::multiply_tf32<Columns>(sums, a[1], b + term);
+      wgmma::multiply_tf32<columns>(sums, a[0], b);
+      wgmma::multiply_tf32<columns>(sums, a[1], b + term);
     }
     else if constexpr (Form == gemm_form::bf16)
     {
-      wgmma::multiply_bf16<Columns>(sums, a[0], b);
+      wgmma::multiply_bf16<columns>(sums, a[0], b);
     }
     else
     {
-      wgmma::multiply_fp16<Columns>(sums, a[0], b);
+      wgmma::multiply_fp16<columns>(sums, a[0], b);
     }
   }
 
 private:
-  TCONV_DEVICE void set(int i, unsigned a0, unsigned a1, unsigned a2, unsigned a3)
-  {
-    a[i][0] = a0;
-    a[i][1] = a1;
-    a[i][2] = a2;
-    a[i][3] = a3;
-  }
   /// Two fp16 numbers times 2^-low_exponent.
   TCONV_DEVICE static unsigned reduced(unsigned pair)
   {
@@ -846,27 +887,29 @@ struct ring_place
   }
 };
 
-/// Multiplies Count steps for the sets in Mask, whose weights begin at \p b. On return the products are complete.
-template <class Policy, gemm_form Form, int Mask, int Count>
-TCONV_DEVICE void multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], uint64_t b)
+/// Multiplies Count steps, whose weights begin at \p b and move on; step i for the sets in bits 2 i and 2 i + 1 of Present. On return the
+/// products are complete.
+template <class Policy, gemm_form Form, unsigned Present, int Count>
+TCONV_DEVICE void
+multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Policy, Form> (&fragments)[Count], uint64_t& b)
 {
   constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
   TCONV_PRAGMA_UNROLL
-  for (gemm_fragment<Form>& fragment : fragments)
+  for (gemm_fragment<Policy, Form>& fragment : fragments)
   {
     fragment.complete();
     fragment.pin();
   }
   wgmma::fence();
   TCONV_PRAGMA_UNROLL
-  for (const gemm_fragment<Form>& fragment : fragments)
+  for (int i = 0; i < Count; ++i)
   {
     TCONV_PRAGMA_UNROLL
     for (int set = 0; set < Policy::sets; ++set)
     {
-      if ((Mask >> set & 1) != 0)
+      if ((Present >> (2 * i + set) & 1) != 0)
       {
-        fragment.template multiply<Policy::columns>(sums[set], b);
+        fragments[i].multiply(sums[set], b);
         b += piece;
       }
     }
@@ -881,21 +924,70 @@ TCONV_DEVICE gemm_step* step_table(const gemm_problem& problem)
   return reinterpret_cast<gemm_step*>(gemm_memory() + problem.steps_at);
 }
 
-/// Where the steps of a row stand. All but next is uniform, and provably so: products must not stand behind a branch that the
-/// compiler thinks lanes may take differently.
-struct step_walk
+/// The steps of a row as the table has them, whatever their shifts. All but next is uniform, and provably so: products must not stand behind
+/// a branch that the compiler thinks lanes may take differently.
+template <class Policy, gemm_form Form>
+struct tabulated_steps
 {
-  const gemm_step* entry; ///< of the next step
-  gemm_step next;         ///< read ahead
-  uint64_t present;       ///< two sets: of the next step in the lowest bits
-  int left;               ///< shifts until the next block of channels begins
+  const unsigned char* row; ///< the thread's staged input for the taps at hand
+  const gemm_step* entry;   ///< of the next step
+  gemm_step next;           ///< read ahead
+  uint64_t present;         ///< two sets: of the next step in the lowest bits
+  int left;                 ///< shifts until the next block of channels begins
 
-  TCONV_DEVICE step_walk(const gemm_problem& problem, const gemm_phase& phase)
-      : entry(step_table(problem) + phase.first_step)
+  TCONV_DEVICE tabulated_steps(const gemm_problem& problem, const gemm_phase& phase, const unsigned char* staged)
+      : row(staged)
+      , entry(step_table(problem) + phase.first_step)
       , next(*entry)
       , present(problem.present)
       , left(phase.shifts)
   {}
+
+  /// Multiplies the next \p steps steps, whose weights begin at \p b. Called by a warpgroup; on return the products are complete.
+  TCONV_DEVICE void
+  multiply(gemm_accumulators<Policy>& sums, const gemm_problem& problem, const gemm_phase& phase, int steps, uint64_t b)
+  {
+    if constexpr (Policy::sets == 1)
+    {
+      constexpr int most = Policy::template steps_at_once<gemm_fragment<Policy, Form>::count * 4>;
+      if constexpr (most >= 4)
+      {
+        multiply_groups<4>(sums, steps, b);
+      }
+      if constexpr (most >= 2)
+      {
+        multiply_groups<2>(sums, steps, b);
+      }
+      multiply_groups<1>(sums, steps, b);
+    }
+    else
+    {
+#  pragma unroll 1
+      for (; steps > 0; --steps)
+      {
+        // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
+        gemm_fragment<Policy, Form> fragment[1];
+        fragment[0].set(staged_words<Form>(row + next.first), staged_words<Form>(row + next.second));
+        advance(1);
+        const int sets = advance_sets(problem, phase.shifts);
+        // A branch around each case as a whole: products must not straddle one.
+        if (sets == 3)
+        {
+          multiply_steps<Policy, Form, 3>(sums, fragment, b);
+        }
+        else if (sets == 1)
+        {
+          multiply_steps<Policy, Form, 1>(sums, fragment, b);
+        }
+        else
+        {
+          multiply_steps<Policy, Form, 2>(sums, fragment, b);
+        }
+      }
+    }
+  }
+
+private:
   TCONV_DEVICE void advance(int steps)
   {
     entry += steps;
@@ -913,84 +1005,121 @@ struct step_walk
     }
     return sets;
   }
+  /// Groups of Count steps of one set, as many as \p steps has, which are taken off it; \p b moves on. The products of a group are waited for
+  /// once: so few of them take less time than the way to the next wait.
+  template <int Count>
+  TCONV_DEVICE void multiply_groups(gemm_accumulators<Policy>& sums, int& steps, uint64_t& b)
+  {
+#  pragma unroll 1
+    for (; steps >= Count; steps -= Count)
+    {
+      gemm_fragment<Policy, Form> fragments[Count];
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < Count; ++i)
+      {
+        const gemm_step at = i == 0 ? next : entry[i];
+        fragments[i].set(staged_words<Form>(row + at.first), staged_words<Form>(row + at.second));
+      }
+      advance(Count);
+      multiply_steps<Policy, Form, 0x55555555U>(sums, fragments, b);
+    }
+  }
 };
 
-/// Multiplies groups of Count steps of one set, as many as \p steps has, and takes them off it; \p b moves on. The products of a group are
-/// waited for once: so few of them take less time than the way to the next wait.
+/// What a thread reads at Count shifts that follow each other. \p first, \p second: staged input of its cells at the first of them; what the
+/// second cell reads, the first one reads at the next shift. Positions of one parity follow each other, so that all offsets are constants.
 template <class Policy, gemm_form Form, int Count>
-TCONV_DEVICE void
-multiply_groups(gemm_accumulators<Policy>& sums, const unsigned char* row, uint64_t& b, int& steps, step_walk& walk)
+TCONV_DEVICE void load_neighbours(gemm_fragment<Policy, Form> (&fragments)[Count],
+                                  const unsigned char* first,
+                                  const unsigned char* second)
 {
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-#  pragma unroll 1
-  for (; steps >= Count; steps -= Count)
+  constexpr int bytes = gemm_form_traits::of(Form).position_bytes();
+  staged_words<Form> right(second);
+  TCONV_PRAGMA_UNROLL
+  for (int j = 0; j < Count; ++j)
   {
-    gemm_fragment<Form> fragments[Count];
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < Count; ++i)
-    {
-      const gemm_step at = i == 0 ? walk.next : walk.entry[i];
-      fragments[i].load(row + at.first, row + at.second);
-    }
-    walk.advance(Count);
-    multiply_steps<Policy, Form, 1>(sums, fragments, b);
-    b += Count * piece;
+    const staged_words<Form> left(j % 2 == 0 ? first - j / 2 * bytes : second - (j + 1) / 2 * bytes);
+    fragments[j].set(left, right);
+    right = left;
   }
 }
 
-/// Multiplies \p steps steps of a stage, whose weights begin at \p stage, from where \p walk stands. \p row: the thread's staged
-/// input for the taps of the stage. Called by a warpgroup; on return the products are complete.
-template <class Policy, gemm_form Form>
-TCONV_DEVICE void multiply_stage(gemm_accumulators<Policy>& sums,
-                                 const gemm_problem& problem,
-                                 int shifts,
-                                 const unsigned char* row,
-                                 const unsigned char* stage,
-                                 int steps,
-                                 step_walk& walk)
+/// Steps whose shifts follow each other, in stages of whole blocks of channels. Bit 2 j + set of Present: shift number j has a tap of the set.
+template <class Policy, gemm_form Form, unsigned Present>
+struct neighbouring_steps
 {
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
-  uint64_t b               = wgmma::describe(static_cast<unsigned>(__cvta_generic_to_shared(stage)));
+  static constexpr int shifts = Present < 0x4 ? 1
+                                              : (Present < 0x10 ? 2 : (Present < 0x40 ? 3 : (Present < 0x400 ? 5 : 7)));
 
+  const unsigned char* first; ///< staged input of the thread's first cell at the first shift of the next block
+  const unsigned char* second;
+
+  TCONV_DEVICE neighbouring_steps(const gemm_problem& problem, const gemm_phase&, const unsigned char* row)
+      : first(row + problem.first_step.first)
+      , second(row + problem.first_step.second)
+  {}
+
+  TCONV_DEVICE void
+  multiply(gemm_accumulators<Policy>& sums, const gemm_problem& problem, const gemm_phase&, int steps, uint64_t b)
+  {
+#  pragma unroll 1
+    for (; steps > 0; steps -= shifts)
+    {
+      multiply_shifts<0>(sums, b);
+      first += problem.block_bytes;
+      second += problem.block_bytes;
+    }
+  }
+
+private:
+  /// The shifts from number Done on.
+  template <int Done>
+  TCONV_DEVICE void multiply_shifts(gemm_accumulators<Policy>& sums, uint64_t& b) const
+  {
+    constexpr int bytes = gemm_form_traits::of(Form).position_bytes();
+    constexpr int most  = Policy::template steps_at_once<gemm_fragment<Policy, Form>::count * 4>;
+    constexpr int count = shifts - Done < most ? shifts - Done : most;
+    gemm_fragment<Policy, Form> fragments[count];
+    load_neighbours(fragments,
+                    Done % 2 == 0 ? first - Done / 2 * bytes : second - (Done + 1) / 2 * bytes,
+                    Done % 2 == 0 ? second - Done / 2 * bytes : first - Done / 2 * bytes);
+    multiply_steps<Policy, Form, (Present >> (2 * Done))>(sums, fragments, b);
+    if constexpr (Done + count < shifts)
+    {
+      multiply_shifts<Done + count>(sums, b);
+    }
+  }
+};
+
+/// A type as a value.
+template <class T>
+struct type_value
+{
+  using type = T;
+};
+
+/// Calls visit(type_value<Steps>) with what the steps of \p problem are. A branch around all products of a phase: they must not straddle one.
+template <class Policy, gemm_form Form, class Visitor>
+TCONV_DEVICE void visit_steps(const gemm_problem& problem, Visitor visit)
+{
   if constexpr (Policy::sets == 1)
   {
-    constexpr int most = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
-    if constexpr (most >= 4)
+    switch (problem.neighbours)
     {
-      multiply_groups<Policy, Form, 4>(sums, row, b, steps, walk);
+      case 0x15: return visit(type_value<neighbouring_steps<Policy, Form, 0x15>>{});
+      case 0x155: return visit(type_value<neighbouring_steps<Policy, Form, 0x155>>{});
+      case 0x1555: return visit(type_value<neighbouring_steps<Policy, Form, 0x1555>>{});
+      default: return visit(type_value<tabulated_steps<Policy, Form>>{});
     }
-    if constexpr (most >= 2)
-    {
-      multiply_groups<Policy, Form, 2>(sums, row, b, steps, walk);
-    }
-    multiply_groups<Policy, Form, 1>(sums, row, b, steps, walk);
   }
   else
   {
-#  pragma unroll 1
-    for (; steps > 0; --steps)
+    switch (problem.neighbours)
     {
-      // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-      gemm_fragment<Form> fragment[1];
-      fragment[0].load(row + walk.next.first, row + walk.next.second);
-      walk.advance(1);
-      const int sets = walk.advance_sets(problem, shifts);
-      // A branch around each case as a whole: products must not straddle one.
-      if (sets == 3)
-      {
-        multiply_steps<Policy, Form, 3>(sums, fragment, b);
-        b += 2 * piece;
-      }
-      else if (sets == 1)
-      {
-        multiply_steps<Policy, Form, 1>(sums, fragment, b);
-        b += piece;
-      }
-      else
-      {
-        multiply_steps<Policy, Form, 2>(sums, fragment, b);
-        b += piece;
-      }
+      case 0x3: return visit(type_value<neighbouring_steps<Policy, Form, 0x3>>{});
+      case 0xe: return visit(type_value<neighbouring_steps<Policy, Form, 0xe>>{});
+      case 0x1e: return visit(type_value<neighbouring_steps<Policy, Form, 0x1e>>{});
+      default: return visit(type_value<tabulated_steps<Policy, Form>>{});
     }
   }
 }

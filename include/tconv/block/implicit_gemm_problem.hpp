@@ -115,15 +115,19 @@ struct gemm_problem
   int ring_planes     = 1;     ///< planes that shared memory holds
   int chunk_blocks    = 1;     ///< blocks of 16 input channels that are staged at a time
   int steps_per_stage = 1;
-  int stage_bytes     = 0;     ///< room of a stage
-  int stages          = 1;     ///< of the ring
-  int phase_stages    = 0;     ///< room of a phase in packed weights, in stages
-  bool resident       = false; ///< the stages of all phases fit the ring: they are loaded once
-  float lost          = 0.0f;  ///< split form: relative error of an operand that the error bound lets through
-  int ring_at         = 0;     ///< bytes of shared memory before the ring of weights
-  int staged_at       = 0;     ///< before the staged input
-  int steps_at        = 0;     ///< and before the table of steps
-  int row_steps       = 1;     ///< room of a row of steps in that table
+  int stage_bytes     = 0; ///< room of a stage
+  int stages          = 1; ///< of the ring
+  /// The bits of present where shifts follow each other and a stage holds whole blocks of channels; else 0.
+  unsigned neighbours = 0;
+  gemm_step first_step{0, 0}; ///< of a row
+  int block_bytes  = 0;       ///< of all rows that a block of channels has in a staged plane
+  int phase_stages = 0;       ///< room of a phase in packed weights, in stages
+  bool resident    = false;   ///< the stages of all phases fit the ring: they are loaded once
+  float lost       = 0.0f;    ///< split form: relative error of an operand that the error bound lets through
+  int ring_at      = 0;       ///< bytes of shared memory before the ring of weights
+  int staged_at    = 0;       ///< before the staged input
+  int steps_at     = 0;       ///< and before the table of steps
+  int row_steps    = 1;       ///< room of a row of steps in that table
 
   TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const
   {
@@ -136,7 +140,7 @@ struct gemm_problem
   }
   TCONV_HOST_DEVICE constexpr int blocks() const
   {
-    return static_cast<int>((in_channels + gemm_block_channels - 1) / gemm_block_channels);
+    return (static_cast<int>(in_channels) + gemm_block_channels - 1) / gemm_block_channels;
   }
   TCONV_HOST_DEVICE constexpr int chunks() const { return (blocks() + chunk_blocks - 1) / chunk_blocks; }
   TCONV_HOST_DEVICE constexpr int blocks_of(int chunk) const
@@ -147,7 +151,7 @@ struct gemm_problem
   /// Bytes of one piece of weights.
   TCONV_HOST_DEVICE constexpr int piece_bytes() const { return gemm_form_traits::of(form).terms * columns * 32; }
   TCONV_HOST_DEVICE constexpr int position_bytes() const { return gemm_form_traits::of(form).position_bytes(); }
-  /// Bytes of one staged row of a block of channels, of one plane, of the ring of planes.
+  /// Bytes of one staged row of a block of channels, of one plane.
   TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * position_bytes(); }
   TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * rows * row_bytes(); }
 

@@ -48,6 +48,32 @@ auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
   }
 }
 
+/// Which phases have taps at the \p count shifts of a row, as gemm_problem::present has it, where the main loop has code of its own for them (see
+/// neighbouring_steps): without dilation kernels of 3, 5 and 7 with stride 1, with stride 2 kernels of 2, and with odd padding of 3 and 4. Else 0.
+inline unsigned gemm_neighbours(const gemm_problem& problem, int count)
+{
+  const conv_axis& axis = problem.axis[2];
+  if (problem.sets == 1)
+  {
+    const bool known = axis.stride == 1 && axis.dilation == 1 && (count == 3 || count == 5 || count == 7);
+    return known ? 0x5555U & ((1U << 2 * count) - 1) : 0U;
+  }
+  for (const unsigned known : {0x3U, 0xeU, 0x1eU})
+  {
+    if (problem.paired() && problem.present == known)
+    {
+      return known;
+    }
+  }
+  return 0;
+}
+
+/// Warps of a block that multiply.
+inline int consumer_warps(const gemm_problem& problem)
+{
+  return visit_gemm_policy(problem.columns, problem.sets, [](auto policy) { return decltype(policy)::consumers * 4; });
+}
+
 /// Bytes before the table of steps, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
 constexpr int64_t gemm_control_room(gemm_form form, int planes)
 {
@@ -78,15 +104,20 @@ inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
   const int count   = static_cast<int>(most_shifts);
   const int all     = problem.chunk_blocks * count;
   problem.row_steps = all + 1;
-  int steps         = 1;
-  while (steps < std::min(all, gemm_most_steps)
-         && most_pieces(problem, steps + 1, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
+  // Whole blocks at a time where the main loop has code for all shifts of one.
+  const bool fits = most_pieces(problem, count, count) * problem.piece_bytes()
+                 <= tuning::implicit_gemm_block_stage_bytes;
+  problem.neighbours = fits ? gemm_neighbours(problem, count) : 0;
+  const int unit     = problem.neighbours != 0 ? count : 1;
+  int steps          = unit;
+  while (steps + unit <= std::min(all, gemm_most_steps)
+         && most_pieces(problem, steps + unit, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
   {
-    ++steps;
+    steps += unit;
   }
   // Stages of about the same size.
   const int stages        = (all + steps - 1) / steps;
-  problem.steps_per_stage = (all + stages - 1) / stages;
+  problem.steps_per_stage = ((all + stages - 1) / stages + unit - 1) / unit * unit;
   problem.stage_bytes     = most_pieces(problem, problem.steps_per_stage, count) * problem.piece_bytes();
 }
 
@@ -313,11 +344,23 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
   const int64_t groups      = int64_t{problem.channel_tiles} * problem.columns / tuning::implicit_gemm_pack_columns;
   plan.pack_blocks          = static_cast<int>(groups) * tuning::implicit_gemm_pack_cluster;
   problem.steps_at          = static_cast<int>(gemm_control_room(form, problem.ring_planes));
+  problem.block_bytes       = problem.rows * problem.row_bytes();
+  problem.first_step        = problem.step(0);
   problem.ring_at           = static_cast<int>(gemm_ring_start(problem));
   problem.staged_at         = problem.ring_at + problem.stages * problem.stage_bytes;
   plan.shared_bytes         = problem.staged_at + problem.ring_planes * problem.plane_bytes();
   plan.supported            = groups < 1 << 20 && plan.packed_bytes <= tuning::implicit_gemm_most_packed_bytes;
   return plan;
+}
+
+/// Blocks of the kernel: one for each of \p multiprocessors, or as many fewer as give every block the same number of tiles that follow each
+/// other along d, where that is not more than some block would have in any case. The planes that a tile shares with the one before it are
+/// staged already; a block that goes on elsewhere in its middle waits for all of them.
+inline int64_t gemm_blocks(const gemm_problem& problem, int64_t multiprocessors)
+{
+  const int64_t most = std::min<int64_t>(problem.total_tiles(), multiprocessors);
+  const int64_t each = ceil_div(problem.total_tiles(), most);
+  return problem.planes > problem.box[0] && problem.tiles[0] % each == 0 ? problem.total_tiles() / each : most;
 }
 
 } // namespace detail

@@ -62,14 +62,27 @@ struct store_gemm_outputs
   tensor_strides strides;
   bool vector; ///< see store_fragment()
 
+  /// What a thread keeps from phase to phase: nothing.
+  template <class Policy>
+  struct state
+  {
+    template <class... Arguments>
+    TCONV_DEVICE void add(const store_gemm_outputs& self, Arguments&&... arguments)
+    {
+      self.store(static_cast<Arguments&&>(arguments)...);
+    }
+    TCONV_DEVICE void done(const store_gemm_outputs&, int, int) const {}
+  };
+
+private:
   /// \p locate(): the fragment_run of the thread's outputs.
   template <int Columns, int Sets, bool Scaled, class Locate>
-  TCONV_DEVICE void operator()(int n,
-                               int out_channels,
-                               int first_channel,
-                               Locate locate,
-                               const gemm_scale<Columns, Sets, Scaled>& scale,
-                               float (&sums)[Sets][Columns / 2]) const
+  TCONV_DEVICE void store(int n,
+                          int out_channels,
+                          int first_channel,
+                          Locate locate,
+                          const gemm_scale<Columns, Sets, Scaled>& scale,
+                          float (&sums)[Sets][Columns / 2]) const
   {
     // Rows without padding get code of their own; channel functors are most of an epilogue.
     if (out_channels % Columns == 0)
@@ -82,7 +95,6 @@ struct store_gemm_outputs
     }
   }
 
-private:
   template <int Columns, int Sets, bool Whole, class Locate, class Scale>
   TCONV_DEVICE void finish(int n,
                            int out_channels,
@@ -501,7 +513,6 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
           gone           = stager.convert_plane(e, slot, exponent, peak, lists.at(list, warp), lists.room, gone);
           if constexpr (Form == gemm_form::split)
           {
-            // Magnitudes are ordered as their bits are.
             peak = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(peak)));
             if (lane == 0)
             {
@@ -515,22 +526,20 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
           break;
         }
         block::synchronize_staging<warps * 32>();
-        float peak    = 0.0f;
-        int most_lost = 0;
+        // Magnitudes are ordered as their bits are.
+        unsigned most      = 0;
+        unsigned most_lost = 0;
 #  pragma unroll 1
-        for (int i = 0; i < planes * warps; ++i)
+        for (int i = lane; i < planes * warps; i += 32)
         {
-          const int plane = first_plane + i / warps;
-          const int slot  = plane < ring ? plane : plane - ring;
-          const int here  = control.lost_count[chunks == 1 ? slot : turn][i % warps];
-          peak            = fmaxf(peak, control.plane_peak[slot][i % warps]);
-          most_lost       = most_lost > here ? most_lost : here;
+          const int slot = slot_of(i / warps);
+          most           = max(most, __float_as_uint(control.plane_peak[slot][i % warps]));
+          most_lost = max(most_lost, static_cast<unsigned>(control.lost_count[chunks == 1 ? slot : turn][i % warps]));
         }
-        // What is uniform stays out of the registers of each thread.
-        peak       = __int_as_float(block::uniform(__float_as_int(peak)));
-        most_lost  = block::uniform(most_lost);
-        lost       = most_lost > 0;
-        one_by_one = most_lost > lists.room;
+        const float peak = __uint_as_float(__reduce_max_sync(0xffffffffu, most));
+        most_lost        = __reduce_max_sync(0xffffffffu, most_lost);
+        lost             = most_lost > 0;
+        one_by_one       = most_lost > static_cast<unsigned>(lists.room);
         // The scale was chosen for the tile before. Where it does not suit this one, everything is staged again. Later chunks of a
         // phase must not scale up what is already accumulated.
         const float scaled = peak * block::power_of_two(exponent);
@@ -549,7 +558,10 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
         wait_for(segment - 1);
         block::synchronize_staging<warps * 32>(); // everyone has read the peaks
       }
-      listed = chunks == 1 ? 0 : control.lost_count[turn][warp];
+      if constexpr (Form == gemm_form::split)
+      {
+        listed = chunks == 1 ? 0 : control.lost_count[turn][warp];
+      }
       if (warp == 0 && lane == 0)
       {
         const block::gemm_tile tile  = block::locate_gemm_tile(problem, block::opaque(index));
@@ -597,9 +609,75 @@ struct consumer_state
   }
 };
 
+/// Adds the products of one phase with \p blocks staged blocks of input channels. \p first_plane: slot of the tile's first plane.
+/// \p place: of the next stage of weights, moves on.
+template <class Policy, gemm_form Form, class Steps>
+TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
+                                const gemm_problem& problem,
+                                const gemm_phase& phase,
+                                int blocks,
+                                int first_plane,
+                                block::ring_place& place)
+{
+  block::gemm_control& control = block::control_data();
+  const block::gemm_pair pair  = control.pair[block::own_pair()];
+  // Of the first tap along h; planes follow each other in a ring.
+  const auto offset =
+    static_cast<unsigned>(phase.row + pair.offset + block::own_thread() % 4 * gemm_form_traits::of(Form).lane_bytes);
+  const int steps = blocks * phase.shifts;
+  int plane       = first_plane + block::gemm_cells(pair).cell[0] + phase.plane;
+#  pragma unroll 1
+  for (int d = 0; d < phase.taps[0]; ++d)
+  {
+    const int slot           = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
+    const unsigned char* row = block::gemm_memory()
+                             + (problem.staged_at + static_cast<unsigned>(slot * problem.plane_bytes()) + offset);
+#  pragma unroll 1
+    for (int h = 0; h < phase.taps[1]; ++h)
+    {
+      Steps walk(problem, phase, row);
+#  pragma unroll 1
+      for (int rest = steps; rest > 0; rest -= problem.steps_per_stage)
+      {
+        block::wait_barrier(&control.full[place.slot], place.parity);
+        const uint64_t weights = block::wgmma::describe(static_cast<unsigned>(
+          __cvta_generic_to_shared(block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes)));
+        const int now          = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
+        if constexpr (Form == gemm_form::split && Policy::promoted)
+        {
+          // The tensor core truncates: what it adds up is a stage, no more.
+          block::gemm_accumulators<Policy> products;
+          set_accumulators<Policy>(products, 0.0f);
+          walk.multiply(products, problem, phase, now, weights);
+          TCONV_PRAGMA_UNROLL
+          for (int set = 0; set < Policy::sets; ++set)
+          {
+            TCONV_PRAGMA_UNROLL
+            for (int i = 0; i < Policy::columns / 2; ++i)
+            {
+              sums[set][i] += products[set][i];
+            }
+          }
+        }
+        else
+        {
+          walk.multiply(sums, problem, phase, now, weights);
+        }
+        if (block::elected())
+        {
+          block::arrive_barrier(&control.empty[place.slot]); // nobody waits where weights are resident
+        }
+        place.advance(problem.stages);
+      }
+      row += phase.row_step;
+    }
+    plane += phase.plane_step;
+  }
+}
+
 /// All phases of one tile. \p Careful: with what only a few tiles of the split form need; apart from the others, whose registers it
-/// would cost. \p new_channels: the tile is the first of the block with its channels.
-template <class Policy, gemm_form Form, bool Careful, class Finish, class In>
+/// would cost. \p new_channels: the tile is the first of the block with its channels. \p result: what \p finish keeps.
+template <class Policy, gemm_form Form, bool Careful, class Finish, class Result, class In>
 TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
                                 consumer_state& state,
                                 bool new_channels,
@@ -607,7 +685,8 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
                                 const In* w,
                                 const gemm_phase* list,
                                 const float* inverse_scales,
-                                const Finish& finish)
+                                const Finish& finish,
+                                Result& result)
 {
   using block::uniform;
   constexpr int threads        = Policy::consumers * 128;
@@ -649,74 +728,11 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
           }
         }
       }
-      exponent       = state.tile.exponent;
-      const int lane = block::own_thread() % 32;
-      const block::gemm_cells cells(control.pair[block::own_pair()]);
-      const int steps = problem.blocks_of(chunk) * phase.shifts;
-      int plane       = state.tile.first_plane + cells.cell[0] + phase.plane;
-      // Of the first tap along h; planes follow each other in a ring.
-      const auto offset = static_cast<unsigned>(phase.row + cells.cell[1] * problem.row_bytes()
-                                                + cells.cell[2] / 2 * problem.position_bytes()
-                                                + lane % 4 * gemm_form_traits::of(Form).lane_bytes);
-#  pragma unroll 1
-      for (int d = 0; d < phase.taps[0]; ++d)
-      {
-        const int slot           = plane >= problem.ring_planes ? plane - problem.ring_planes : plane;
-        const unsigned char* row = block::gemm_memory()
-                                 + (problem.staged_at + static_cast<unsigned>(slot * problem.plane_bytes()) + offset);
-#  pragma unroll 1
-        for (int h = 0; h < phase.taps[1]; ++h)
-        {
-          block::step_walk walk(problem, phase);
-#  pragma unroll 1
-          for (int step = 0; step < steps; step += problem.steps_per_stage)
-          {
-            block::ring_place& place = state.place;
-            block::wait_barrier(&control.full[place.slot], problem.resident ? 0u : place.parity);
-            const int rest      = steps - step;
-            const auto multiply = [&](block::gemm_accumulators<Policy>& to) {
-              block::multiply_stage<Policy, Form>(
-                to,
-                problem,
-                phase.shifts,
-                row,
-                block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
-                rest < problem.steps_per_stage ? rest : problem.steps_per_stage,
-                walk);
-            };
-            if constexpr (Form == gemm_form::split && Policy::promoted)
-            {
-              // The tensor core truncates: what it adds up is a stage, no more.
-              block::gemm_accumulators<Policy> products;
-              set_accumulators<Policy>(products, 0.0f);
-              multiply(products);
-              TCONV_PRAGMA_UNROLL
-              for (int set = 0; set < Policy::sets; ++set)
-              {
-                TCONV_PRAGMA_UNROLL
-                for (int i = 0; i < Policy::columns / 2; ++i)
-                {
-                  sums[set][i] += products[set][i];
-                }
-              }
-            }
-            else
-            {
-              multiply(sums);
-            }
-            if (!problem.resident)
-            {
-              if (block::elected())
-              {
-                block::arrive_barrier(&control.empty[place.slot]);
-              }
-            }
-            place.advance(problem.stages);
-          }
-          row += phase.row_step;
-        }
-        plane += phase.plane_step;
-      }
+      exponent = state.tile.exponent;
+      block::visit_steps<Policy, Form>(problem, [&](auto steps) {
+        multiply_rows<Policy, Form, typename decltype(steps)::type>(
+          sums, problem, phase, problem.blocks_of(chunk), state.tile.first_plane, state.place);
+      });
       if (chunks > 1 && chunk + 1 < chunks)
       {
         state.release_segment();
@@ -777,7 +793,7 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       run.count         = inside ? (present < 2 * Policy::sets ? present : 2 * Policy::sets) : 0;
       return run;
     };
-    finish(tile.n, static_cast<int>(problem.out_channels), first_channel, locate_outputs, scale, sums);
+    result.add(finish, tile.n, static_cast<int>(problem.out_channels), first_channel, locate_outputs, scale, sums);
     if (chunks > 1)
     {
       state.release_segment();
@@ -799,6 +815,7 @@ TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
   const bool whole       = problem.chunks() == 1;
   const bool all_careful = Form == gemm_form::split && block::uniform(block::control_data().one_by_one) != 0;
   consumer_state state;
+  typename Finish::template state<Policy> result;
 #  pragma unroll 1
   for (int index = first_tile; index < last_tile; ++index)
   {
@@ -808,33 +825,49 @@ TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
     }
     if (problem.resident)
     {
-      state.place = block::ring_place{};
+      state.place = block::ring_place{}; // filled once, so that the parity stays
     }
     const bool new_channels = index == first_tile
                            || tile_of_channels(problem, index) != tile_of_channels(problem, index - 1);
+    if (new_channels && index != first_tile)
+    {
+      result.done(finish, tile_of_channels(problem, index - 1), static_cast<int>(problem.out_channels));
+    }
     bool careful = false;
     if constexpr (Form == gemm_form::split)
     {
       careful = all_careful || !whole || (state.tile.one_by_one | state.tile.lost) != 0;
       if (careful)
       {
-        multiply_tile<Policy, Form, true>(problem, state, new_channels, x, w, list, inverse_scales, finish);
+        multiply_tile<Policy, Form, true>(problem, state, new_channels, x, w, list, inverse_scales, finish, result);
       }
     }
     if (!careful)
     {
-      multiply_tile<Policy, Form, false>(problem, state, new_channels, x, w, list, inverse_scales, finish);
+      multiply_tile<Policy, Form, false>(problem, state, new_channels, x, w, list, inverse_scales, finish, result);
     }
     if (whole)
     {
       state.release_segment();
     }
   }
+  // The last, and the channels of which the block had no tile.
+  const int last = tile_of_channels(problem, last_tile - 1);
+  result.done(finish, last, static_cast<int>(problem.out_channels));
+#  pragma unroll 1
+  for (int i = 0; i < problem.channel_tiles; ++i)
+  {
+    if (i < tile_of_channels(problem, first_tile) || i > last)
+    {
+      result.done(finish, i, static_cast<int>(problem.out_channels));
+    }
+  }
 }
 
 #endif
 
-/// Transposed convolution on the tensor cores, a range of tiles per block; \p Finish says what becomes of the outputs. Follows
+/// Transposed convolution on the tensor cores, a range of tiles per block; \p Finish says what becomes of the outputs: its state<Policy>
+/// gets those of every tile and phase by add(), and by done() the channel tiles that no more come of, which it leaves empty. Follows
 /// prepare_implicit_gemm on the stream. \p w: the weights before packing.
 template <class Policy, gemm_form Form, class Finish, class In>
 __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid_constant__ gemm_problem problem,

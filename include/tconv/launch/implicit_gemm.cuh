@@ -64,8 +64,22 @@ constexpr gemm_form form_of(math how)
   return std::is_same<In, __half>::value ? gemm_form::fp16 : gemm_form::bf16;
 }
 
+/// Calls visit(the form of products of In, as a constant).
+template <class In, class Visitor>
+auto visit_gemm_form(math how, Visitor&& visit)
+{
+  if constexpr (std::is_same<In, float>::value)
+  {
+    if (how == math::tf32)
+    {
+      return visit(std::integral_constant<gemm_form, gemm_form::tf32>{});
+    }
+  }
+  return visit(std::integral_constant<gemm_form, form_of<In>(math::precise)>{});
+}
+
 /// Packs the weights, then runs the kernel of \p plan, which is supported, with \p finish. \p x: first channel of the slice.
-/// \p Form is the plan's.
+/// \p Form is the plan's. \p blocks: of the kernel; 0 for as many as suit the device.
 template <gemm_form Form, class In, class Finish>
 [[nodiscard]] status launch_implicit_gemm(const detail::gemm_plan& plan,
                                           const gemm_workspace& pieces,
@@ -74,7 +88,8 @@ template <gemm_form Form, class In, class Finish>
                                           const Finish& finish,
                                           const workspace& space,
                                           bool overlap_predecessor,
-                                          cudaStream_t stream)
+                                          cudaStream_t stream,
+                                          int64_t blocks = 0)
 {
   const gemm_problem& p = plan.problem;
   unsigned char* packed = pieces.packed.get(space);
@@ -118,7 +133,7 @@ template <gemm_form Form, class In, class Finish>
     using policy_type = decltype(policy);
     return launch("tconv::kernel::implicit_gemm",
                   kernel::implicit_gemm<policy_type, Form, Finish, In>,
-                  {std::min<int64_t>(p.total_tiles(), multiprocessors),
+                  {blocks > 0 ? blocks : detail::gemm_blocks(p, multiprocessors),
                    policy_type::threads,
                    static_cast<std::size_t>(plan.shared_bytes),
                    true},

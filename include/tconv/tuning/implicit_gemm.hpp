@@ -51,6 +51,8 @@ struct implicit_gemm_policy
 inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
 /// Bytes of one stage of weights, at most, unless one step needs more.
 inline constexpr int implicit_gemm_stage_bytes = 12 * 1024;
+/// And of one that holds all shifts of a block of channels.
+inline constexpr int implicit_gemm_block_stage_bytes = 24 * 1024;
 /// Stages of weights: at least, and as many as are worth having.
 inline constexpr int implicit_gemm_min_stages = 4;
 inline constexpr int implicit_gemm_max_stages = 32;
