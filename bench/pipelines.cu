@@ -130,6 +130,7 @@ int main(int argc, char** argv)
   add_pipeline("L2_49_gather/precise/f32", "L2_49", engine::gather, tconv::math::precise);
   add_pipeline("L2_49_implicit_gemm/precise/f32", "L2_49", engine::implicit_gemm, tconv::math::precise);
   add_pipeline("L2_77_gather/precise/f32", "L2_77", engine::gather, tconv::math::precise);
+  add_pipeline("L2_77_implicit_gemm/precise/f32", "L2_77", engine::implicit_gemm, tconv::math::precise);
   add_pipeline("L2_77_spectral/precise/f32", "L2_77", engine::spectral, tconv::math::precise);
   add("fold_batch_norm_128/precise/f32", fold_batch_norm);
   add("text_detection_head_1280x960/precise/f32", text_detection_head);

@@ -162,8 +162,9 @@ struct normalises_and_averages : computes<P, true>
   /// Those of the convolution, or of the kernels that work on spectra instead.
   static double products(const options& opts)
   {
-    return opts.engine == tconv::engine::gather ? computes<P, true>::products(opts)
-                                                : tconv::detail::plan_spectral(P::shape(), tconv::layout{}).macs;
+    return opts.engine == tconv::engine::gather || opts.engine == tconv::engine::implicit_gemm
+           ? computes<P, true>::products(opts)
+           : tconv::detail::plan_spectral(P::shape(), tconv::layout{}).macs;
   }
   static std::size_t bytes(const options& opts)
   {

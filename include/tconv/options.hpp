@@ -25,11 +25,11 @@ enum class math : int
 enum class engine : int
 {
   automatic = 0, ///< the fastest by the library's model of costs
-  gather    = 1, ///< products on CUDA cores, tile by tile: anything legal
+  gather    = 1, ///< products on CUDA cores, tile by tile: anything legal; moments of outputs by a pass over them
   /// batch_norm_train_global_mean(): sums of squares from the spectrum of x; nothing cropped, stride 1, no groups.
   spectral = 2,
-  /// conv_transpose(): products on the tensor cores of compute capability 9.0; builds for sm_90a that define TCONV_ENABLE_SM90A,
-  /// no groups.
+  /// Products on the tensor cores of compute capability 9.0, and moments of outputs by a pass over them; builds for sm_90a that
+  /// define TCONV_ENABLE_SM90A, no groups.
   implicit_gemm = 3
 };
 

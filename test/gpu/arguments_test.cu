@@ -906,7 +906,7 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
     for (const auto engine : {tconv::engine::gather, tconv::engine::spectral})
     {
       opts.engine = engine;
-      const tconv::runtime::batch_norm_train_plan train(shape, opts);
+      const tconv::runtime::batch_norm_train_plan<float> train(shape, opts);
       std::vector<extent> pieces = of_collapse(train.collapse);
       pieces.push_back({train.means.offset, 8 * shape.batch * shape.out_channels});
       if (train.spectral)
@@ -919,18 +919,17 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
       }
       else
       {
-        const auto more = of_gather(train.pieces, train.gather.problem);
+        const auto more = of_gather(train.pass_pieces.pieces, train.pass.gather.problem);
         pieces.insert(pieces.end(), more.begin(), more.end());
         pieces.push_back(
-          {train.partials.offset,
-           shape.out_channels * train.partials_per_channel * static_cast<std::int64_t>(sizeof(tconv::moments<float>))});
+          {train.pass_pieces.partials.offset,
+           shape.out_channels * train.pass.partials * static_cast<std::int64_t>(sizeof(tconv::moments<float>))});
       }
       expect_partition(pieces, train.layout.bytes(), name);
       EXPECT_EQ(train.layout.bytes(), tconv::batch_norm_train_global_mean_workspace_bytes(shape, chain<>{}, opts));
     }
-    const tconv::runtime::batch_norm_train_plan train(shape, opts);
-    EXPECT_EQ(train.partials_per_channel * train.gather.problem.taps.channel_tiles, train.gather.problem.blocks())
-      << name;
+    const tconv::runtime::output_moments_plan<float> pass(shape, opts);
+    EXPECT_EQ(pass.partials * pass.gather.problem.taps.channel_tiles, pass.gather.problem.blocks()) << name;
   }
 }
 

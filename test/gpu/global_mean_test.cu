@@ -438,7 +438,7 @@ TEST_F(batch_norm_gpu, means_of_whole_volumes_are_exact)
     const shape3 s = make_shape<3>({batch, 3, 5, 1}, {16, 32, 32}, {5, 5, 5});
     tconv::options opts;
     opts.engine = tconv::engine::spectral;
-    ASSERT_TRUE(tconv::runtime::batch_norm_train_plan(s, opts).sums_on_the_way);
+    ASSERT_TRUE(tconv::runtime::batch_norm_train_plan<float>(s, opts).sums_on_the_way);
     std::vector<float> x(static_cast<std::size_t>(s.input_elements())),
       w(static_cast<std::size_t>(s.weight_elements()));
     for (std::size_t i = 0; i < x.size(); ++i)

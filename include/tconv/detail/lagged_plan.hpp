@@ -446,7 +446,12 @@ struct lagged_plan
   bool possible   = false;
   double products = 0; ///< of x, and sums beside them
 
-  /// Estimated to be faster than a pass over the outputs, which has \p landing products.
+  double milliseconds() const
+  {
+    using policy = tuning::lagged_policy;
+    return products / policy::products_per_ms + policy::launches_ms;
+  }
+  /// Estimated to be faster than a pass over the outputs on CUDA cores, which has \p landing products.
   bool pays(double landing) const
   {
     using policy = tuning::lagged_policy;

@@ -233,17 +233,14 @@ struct spectral_plan
   spectral_problem problem;
   /// Nothing is cropped, every axis has one phase, and what blocks hold fits their shared memory.
   bool possible = false;
-  /// Estimates, and the products of the convolution itself.
-  double macs        = 0;
-  double bytes       = 0;
-  double direct_macs = 0;
+  /// Estimates.
+  double macs  = 0;
+  double bytes = 0;
 
   double milliseconds() const
   {
     return macs / tuning::spectral_macs_per_ms + bytes / tuning::spectral_bytes_per_ms + tuning::spectral_launch_ms;
   }
-  /// Faster than a pass over the outputs.
-  bool pays() const { return possible && milliseconds() < direct_macs / tuning::moments_macs_per_ms; }
 };
 
 /// Second moments of \p shape, everything else of which has been checked. \p clusters: the device has clusters of blocks, which
@@ -308,7 +305,6 @@ plan_spectral(const conv_transpose_shape<3>& shape, layout input_layout, bool cl
   const double form     = count(p.grid_frequencies()) * count(p.tile_pairs() * spectral_problem::tile_elements())
                     * count(p.out_channels) * 4;
   const double taps = count(p.tap_spectra()) * 4 * (p.kernel[0] + p.kernel[1]);
-  plan.direct_macs  = count(p.batch) * count(shape.input_positions()) * count(shape.weight_elements());
   plan.macs         = rows + cols + depth + gram + resample + form + taps;
   plan.bytes        = 8
              * (2 * count(p.plane_spectra()) + 6 * count(p.spectra()) + 2 * count(p.row_matrices())

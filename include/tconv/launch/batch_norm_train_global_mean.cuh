@@ -5,9 +5,8 @@
 /// Transposed convolution -> linear functors -> BatchNorm in train mode -> global average pool, without storing the
 /// convolution's output.
 
-#include "../kernel/batch_norm.cuh"
-#include "conv_transpose.cuh"
 #include "global_mean.cuh"
+#include "output_moments.cuh"
 #include "spectral_moments.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
@@ -16,10 +15,11 @@ namespace runtime
 {
 
 /// Plan and workspace of batch_norm_train_global_mean(), for query and run.
+template <class In>
 struct batch_norm_train_plan
 {
   detail::spectral_plan spectrum;
-  detail::gather_plan gather;
+  output_moments_plan<In> pass;
   /// Variances come from the spectrum of x; else from a pass over the outputs.
   bool spectral;
   /// The spectral kernels sum x and w, so that x is read once.
@@ -28,22 +28,19 @@ struct batch_norm_train_plan
   collapse_plan collapse;
   detail::workspace_layout::piece<double> means;
   spectral_workspace squares;
-  gather_workspace pieces;
-  int64_t partials_per_channel;
-  detail::workspace_layout::piece<moments<float>> partials;
+  output_moments_workspace<In> pass_pieces;
 
   batch_norm_train_plan(const conv_transpose_shape<3>& shape, const options& opts)
       : spectrum(detail::plan_spectral(shape, opts.input_layout, clusters_available()))
-      , gather(detail::plan_gather(shape, false, opts.input_layout))
-      , spectral(spectrum.possible && opts.engine != engine::gather
-                 && (opts.engine == engine::spectral || spectrum.pays()))
+      , pass(shape, opts)
+      , spectral(spectrum.possible
+                 && (opts.engine == engine::spectral
+                     || (opts.engine == engine::automatic && spectrum.milliseconds() < pass.milliseconds)))
       , sums_on_the_way(spectral && spectral_workspace::takes_sums(spectrum.problem))
       , collapse(layout, shape, false, opts, !sums_on_the_way)
       , means(layout.add<double>(shape.batch * shape.out_channels))
       , squares(layout, spectrum.problem, spectral)
-      , pieces(layout, gather.problem, !spectral)
-      , partials_per_channel(gather.problem.blocks() / gather.problem.taps.channel_tiles)
-      , partials(layout.add<moments<float>>(spectral ? 0 : shape.out_channels * partials_per_channel))
+      , pass_pieces(layout, pass, !spectral)
   {}
 };
 
@@ -59,7 +56,10 @@ std::size_t batch_norm_train_global_mean_workspace_bytes(const conv_transpose_sh
   {
     return 0;
   }
-  return runtime::batch_norm_train_plan(detail::canonical(shape), opts).layout.bytes();
+  // What x is made of is not known here.
+  const conv_transpose_shape<3> s3 = detail::canonical(shape);
+  return std::max(runtime::batch_norm_train_plan<float>(s3, opts).layout.bytes(),
+                  runtime::batch_norm_train_plan<__half>(s3, opts).layout.bytes());
 }
 
 /// y = mean over positions of batch_norm_train(before(conv_transpose(x, w))); running statistics as PyTorch.
@@ -126,13 +126,20 @@ template <int Rank, class In, class Out, class... Functors>
   {
     return s;
   }
-  const runtime::batch_norm_train_plan plan(s3, opts);
+  const runtime::batch_norm_train_plan<In> plan(s3, opts);
   if (opts.engine == engine::spectral && !plan.spectral)
   {
     return status::error(
       status_code::not_supported,
       "options.engine = spectral: needs stride 1, no padding, output_padding, dilation or groups, and "
       "planes and kernels that fit shared memory");
+  }
+  if (opts.engine == engine::implicit_gemm && !plan.pass.tensor_cores)
+  {
+    return status::error(
+      status_code::not_supported,
+      "options.engine = implicit_gemm: needs a build with TCONV_ENABLE_SM90A, a device of compute capability "
+      "9.0, no groups, and for fp32 tensors in precise mode 16 input channels");
   }
   const int64_t total = shape.output_slice.total(shape.out_channels);
   const auto optional = [&](const char* name, auto* p) {
@@ -210,20 +217,11 @@ template <int Rank, class In, class Out, class... Functors>
     }
     return finish(squares);
   }
-  moments<float>* partials = plan.partials.get(space);
-  if (status s = runtime::launch_gather(plan.gather,
-                                        plan.pieces,
-                                        first_x,
-                                        w,
-                                        kernel::reduce_moments{partials, plan.partials_per_channel},
-                                        space,
-                                        true,
-                                        stream);
-      !s.ok())
+  if (status s = plan.pass_pieces.launch(plan.pass, first_x, w, space, true, stream); !s.ok())
   {
     return s;
   }
-  return finish(kernel::partial_moments{partials, plan.partials_per_channel});
+  return finish(plan.pass_pieces.result(plan.pass, space));
 }
 
 TCONV_CUDA_NAMESPACE_END

@@ -6,9 +6,8 @@
 /// the convolution is computed once for its moments and once more for the result.
 
 #include "../detail/work.hpp"
-#include "../kernel/batch_norm.cuh"
-#include "conv_transpose.cuh"
 #include "lagged_moments.cuh"
+#include "output_moments.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -55,53 +54,52 @@ struct channel_normalisation
 
 /// Plan and workspace of a convolution whose moments come first, from lagged products of x or from computing it, and
 /// which is then computed, normalised, for the result.
-template <class Normalisation>
+template <class Normalisation, class In>
 struct conv_batch_norm_plan
 {
+  int64_t channels;
   detail::lagged_plan lags;
+  output_moments_plan<In> pass;
   bool by_lags; ///< moments from lagged products; else from a pass over the outputs
-  detail::gather_plan gather;
   detail::workspace_layout layout;
   lagged_workspace lag_pieces;
-  gather_workspace pieces;
-  int64_t partials_per_channel;
-  detail::workspace_layout::piece<moments<float>> partials;
+  output_moments_workspace<In> pass_pieces;
   Normalisation normalisation;
 
   /// \p following: workspace of the second computation.
   conv_batch_norm_plan(const detail::workspace_layout& following,
                        const conv_transpose_shape<3>& shape,
                        const options& opts)
-      : lags(detail::plan_lagged(shape, opts.input_layout))
-      , by_lags(opts.engine != engine::gather && lags.pays(detail::landing_products(shape)))
-      , gather(detail::plan_gather(shape, false, opts.input_layout))
+      : channels(shape.out_channels)
+      , lags(detail::plan_lagged(shape, opts.input_layout))
+      , pass(shape, opts)
+      , by_lags(opts.engine == engine::automatic && lags.pays(detail::landing_products(shape))
+                && (!pass.tensor_cores || lags.milliseconds() < pass.milliseconds))
       , layout(following)
       , lag_pieces(layout, lags.problem, by_lags)
-      , pieces(layout, gather.problem, !by_lags)
-      , partials_per_channel(gather.problem.blocks() / gather.problem.taps.channel_tiles)
-      , partials(layout.add<moments<float>>(by_lags ? 0 : shape.out_channels * partials_per_channel))
+      , pass_pieces(layout, pass, !by_lags)
       , normalisation(layout, shape, opts)
   {}
 
   /// All that comes before the convolution for the result: moments and statistics.
-  template <class In, class Before>
+  template <class Before>
   [[nodiscard]] status launch(const In* x,
                               const In* w,
                               const Before& before,
                               const batch_norm_arguments& arguments,
+                              const options& opts,
                               const workspace& space,
-                              bool overlap_predecessor,
                               cudaStream_t stream) const
   {
+    bool overlap_predecessor = opts.programmatic_launch;
     if (status s = normalisation.launch(x, w, space, overlap_predecessor, stream); !s.ok())
     {
       return s;
     }
     const auto finish = [&](const auto& statistics) {
-      constexpr int threads  = 256;
-      const int64_t channels = gather.problem.out_channels;
-      const auto result      = normalisation.result(space);
-      using statistics_type  = std::decay_t<decltype(statistics)>;
+      constexpr int threads = 256;
+      const auto result     = normalisation.result(space);
+      using statistics_type = std::decay_t<decltype(statistics)>;
       return runtime::launch(
         "tconv::kernel::batch_norm_statistics",
         kernel::batch_norm_statistics<threads, statistics_type, Before, std::decay_t<decltype(result)>>,
@@ -122,12 +120,11 @@ struct conv_batch_norm_plan
       return finish(
         kernel::lagged_moments<In>{lags.problem, lag_pieces.gram.get(space), lag_pieces.input_sums.get(space), w});
     }
-    const kernel::reduce_moments reduce{partials.get(space), partials_per_channel};
-    if (status s = launch_gather(gather, pieces, x, w, reduce, space, overlap_predecessor, stream); !s.ok())
+    if (status s = pass_pieces.launch(pass, x, w, space, overlap_predecessor, stream); !s.ok())
     {
       return s;
     }
-    return finish(kernel::partial_moments{partials.get(space), partials_per_channel});
+    return finish(pass_pieces.result(pass, space));
   }
 };
 
@@ -152,7 +149,7 @@ std::size_t conv_batch_norm_workspace_bytes(const conv_transpose_shape<Rank>& sh
   }
   const conv_transpose_shape<3> s3 = detail::canonical(shape);
   const auto bytes                 = [&](const auto& plan, const auto&) {
-    return conv_batch_norm_plan<Normalisation>(plan.layout, s3, opts).layout.bytes();
+    return conv_batch_norm_plan<Normalisation, In>(plan.layout, s3, opts).layout.bytes();
   };
   return visit_conv_transpose_plan<In, Out>(s3, opts, all, pools, bytes);
 }
@@ -216,7 +213,7 @@ template <class Normalisation, int Rank, class In, class Out, class Before, clas
     {
       return s;
     }
-    const conv_batch_norm_plan<Normalisation> statistics(plan.layout, s3, opts);
+    const conv_batch_norm_plan<Normalisation, In> statistics(plan.layout, s3, opts);
     if (status s = check_call({input_argument(x, shape, opts),
                                {"w", w, shape.weight_elements()},
                                optional("batch_norm.gamma", arguments.gamma),
@@ -232,7 +229,7 @@ template <class Normalisation, int Rank, class In, class Out, class Before, clas
       return s;
     }
     const In* first_x = first_of_slice(x, shape, opts);
-    if (status s = statistics.launch(first_x, w, before, arguments, space, opts.programmatic_launch, stream); !s.ok())
+    if (status s = statistics.launch(first_x, w, before, arguments, opts, space, stream); !s.ok())
     {
       return s;
     }
@@ -283,9 +280,8 @@ std::size_t batch_norm_train_workspace_bytes(const conv_transpose_shape<Rank>& s
 /// The moments come from lagged products of x (kernel/lagged.cuh) where input channels are few, so that there are fewer
 /// of those than products of the convolution, else from a pass over the outputs in registers; both centred, so that
 /// nothing cancels. The result comes from computing the convolution with average pools folded into it as
-/// conv_transpose() does: nothing larger than the result is stored. options.engine is that of the result; gather asks
-/// for the pass over the outputs, too, which is always on CUDA cores. Errors as for conv_transpose() and
-/// batch_norm_train() of a tensor.
+/// conv_transpose() does: nothing larger than the result is stored. options.engine is that of the result and of the pass
+/// over the outputs, for which it asks. Errors as for conv_transpose() and batch_norm_train() of a tensor.
 template <int Rank, class In, class Out, class... Before, class... Functors>
 [[nodiscard]] status batch_norm_train(const In* x,
                                       const In* w,

@@ -313,18 +313,10 @@ private:
                                    const workspace& space,
                                    cudaStream_t stream) const
   {
-    const auto launch = [&](auto form) {
+    return visit_gemm_form<In>(opts.math, [&](auto form) {
       return launch_implicit_gemm<decltype(form)::value, In>(
         gemm, gemm_pieces, x, w, finish, space, opts.programmatic_launch, stream);
-    };
-    if constexpr (std::is_same<In, float>::value)
-    {
-      if (opts.math == math::tf32)
-      {
-        return launch(std::integral_constant<gemm_form, gemm_form::tf32>{});
-      }
-    }
-    return launch(std::integral_constant<gemm_form, form_of<In>(math::precise)>{});
+    });
   }
 #endif
 

@@ -74,9 +74,6 @@ inline constexpr double spectral_macs_per_ms  = 20.0e9;
 inline constexpr double spectral_bytes_per_ms = 4.0e9;
 inline constexpr double spectral_launch_ms    = 0.05;
 
-/// Multiply-adds of a millisecond of the gather engine's pass over the outputs (P2: 268e9 in 18.6).
-inline constexpr double moments_macs_per_ms = 14.4e9;
-
 } // namespace tuning
 
 TCONV_NAMESPACE_END
