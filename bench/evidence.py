@@ -774,6 +774,27 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def check_that_programs_start(session: Session) -> None:
+    """Raises if a program of the chosen steps cannot even list what it has: a library that is missing on this machine, say. Better
+    now than after minutes of other steps."""
+    wanted = session.options.only
+    programs = []
+    if "tests" in wanted or "sanitizer" in wanted:
+        programs += [(path, "--gtest_list_tests") for path in session.executables("gpu_")]
+    if "bench" in wanted:
+        programs += [
+            (path, "--benchmark_list_tests=true")
+            for path in session.executables("bench_")
+            if path.name != DUMP_OUTPUTS
+        ]
+    if "pytorch" in wanted:
+        programs.append((session.bin_dir / DUMP_OUTPUTS, "--list"))
+    for path, argument in programs:
+        listing = execute([path, argument], 60)
+        if listing.status != 0:
+            raise EvidenceError(f"{path.name} does not start:\n{listing.tail()}")
+
+
 def make_evidence(options: argparse.Namespace) -> int:
     """Runs the chosen steps; the exit status."""
     began = time.monotonic()
@@ -783,6 +804,7 @@ def make_evidence(options: argparse.Namespace) -> int:
     parts.mkdir(parents=True, exist_ok=True)
     (parts / ".gitignore").write_text("*\n")
 
+    check_that_programs_start(session)
     for steps in GROUPS:
         chosen = [step for step in steps if step[0] in options.only]
         if chosen:
