@@ -26,16 +26,18 @@ function(tconv_forbid_spills target)
     ${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xptxas=-warn-spills,-warn-lmem-usage>")
 endfunction()
 
-# tconv_own_target(<target> [WGMMA])
+# tconv_own_target(<target> [WGMMA] [WARP_MMA])
 #
 # What every executable and object library of ours has in common. WGMMA compiles the tensor-core engine in where the
-# architectures have it: a minute of compile time for each chain on fp32 tensors, so only for targets that are about it.
+# architectures have it, WARP_MMA the one on mma.sync: a minute of compile time for each chain on fp32 tensors, so only for
+# targets that are about it.
 # Where nobody runs them, TCONV_FAST_COMPILE saves most of that.
 function(tconv_own_target target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "WGMMA" "" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "WGMMA;WARP_MMA" "" "")
   target_link_libraries(${target} PRIVATE tconv::tconv)
   if(arg_WGMMA)
     tconv_enable_sm90a(${target})
   endif()
+  target_compile_definitions(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:TCONV_WARP_MMA=$<BOOL:${arg_WARP_MMA}>>")
   tconv_strict(${target})
 endfunction()

@@ -28,9 +28,11 @@ enum class engine : int
   gather    = 1, ///< products on CUDA cores, tile by tile: anything legal; moments of outputs by a pass over them
   /// batch_norm_train_global_mean(): sums of squares from the spectrum of x; nothing cropped, stride 1, no groups.
   spectral = 2,
-  /// Products on the tensor cores of compute capability 9.0, and moments of outputs by a pass over them; builds for sm_90a that
-  /// define TCONV_ENABLE_SM90A, no groups.
-  implicit_gemm = 3
+  /// Products on the tensor cores, and moments of outputs by a pass over them; no groups. By wgmma on devices of compute capability 9.0 in
+  /// builds for sm_90a that define TCONV_ENABLE_SM90A, else by mma.sync on devices and in builds for 8.0 and newer.
+  implicit_gemm = 3,
+  /// The same by mma.sync whatever the device; builds for sm_90a alone have it where they define TCONV_WARP_MMA as 1.
+  implicit_gemm_warp = 4
 };
 
 /// Options of a launcher; the defaults suit everyone who has not measured otherwise.

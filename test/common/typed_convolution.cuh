@@ -28,6 +28,7 @@ struct arrangement
   std::int64_t misalignment = 0; ///< elements
   launch_mode mode          = launch_mode::direct;
   tconv::engine engine      = tconv::engine::automatic;
+  tconv::math math          = tconv::math::precise;
 
   /// Combination number \p i: every pair of layouts and slices comes round in 64 of them.
   static arrangement number(std::int64_t i)
@@ -35,7 +36,14 @@ struct arrangement
     const auto order = [](std::int64_t bit) {
       return bit % 2 == 0 ? tconv::layout::channels_first : tconv::layout::channels_last;
     };
-    return {order(i), order(i / 2), i / 4, i / 4 + i / 16, i / 3 % 3, launch_modes[i % 3], tconv::engine::automatic};
+    arrangement result;
+    result.input        = order(i);
+    result.output       = order(i / 2);
+    result.input_slice  = i / 4;
+    result.output_slice = i / 4 + i / 16;
+    result.misalignment = i / 3 % 3;
+    result.mode         = launch_modes[i % 3];
+    return result;
   }
 };
 
@@ -66,6 +74,7 @@ std::vector<float> run_convolution(shape3 shape,
   opts.input_layout  = how.input;
   opts.output_layout = how.output;
   opts.engine        = how.engine;
+  opts.math          = how.math;
   const placement in{shape.batch, shape.in_channels, shape.input_positions(), how.input, shape.input_slice};
   const placement out{shape.batch, written, shape.output_positions(), how.output, shape.output_slice};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The Hopper tensor-core engine by itself, against the reference and the bounds of the numerical contract.
+/// The tensor-core engine by itself, on the instructions that the build has, against the reference and the bounds of the numerical contract.
 
 #include "common/conv_case.hpp"
 #include "common/device.hpp"
@@ -27,15 +27,26 @@ using tconv::bias;
 using tconv::chain;
 using tconv::gemm_form;
 
-class implicit_gemm_gpu : public gpu_test
+// Two programs have these tests: this file with wgmma, implicit_gemm_warp_test.cu with mma.sync.
+#if !defined(TCONV_TEST_SUITE)
+#  define TCONV_TEST_SUITE implicit_gemm_gpu
+#endif
+
+/// What the build multiplies with on the device at hand.
+tconv::runtime::gemm_device device()
+{
+  return tconv::runtime::find_gemm_device(tconv::engine::implicit_gemm);
+}
+
+class TCONV_TEST_SUITE : public gpu_test
 {
 protected:
   void SetUp() override
   {
     gpu_test::SetUp();
-    if (!IsSkipped() && !tconv::runtime::implicit_gemm_available())
+    if (!IsSkipped() && !device().available)
     {
-      GTEST_SKIP() << "needs an sm_90a device and build";
+      GTEST_SKIP() << "needs a device and a build that have the kernels";
     }
   }
 };
@@ -64,7 +75,7 @@ struct engine_call
               tconv::layout tensors = tconv::layout::channels_first)
       : shape(s)
       , order(tensors)
-      , plan(tconv::detail::plan_implicit_gemm(s, Form, tensors))
+      , plan(tconv::detail::plan_implicit_gemm(s, Form, tensors, device().machine))
       , pieces(layout, plan)
       , x(placement{s.batch, s.in_channels, s.input_positions(), tensors, {}}.template place<In>(x_values), off)
       , w(elements_of<In>(w_values), off)
@@ -205,7 +216,7 @@ std::vector<shape3> more_shapes()
   return list;
 }
 
-TEST_F(implicit_gemm_gpu, awkward_shapes)
+TEST_F(TCONV_TEST_SUITE, awkward_shapes)
 {
   int supported      = 0;
   std::uint32_t seed = 100;
@@ -224,7 +235,7 @@ TEST_F(implicit_gemm_gpu, awkward_shapes)
   std::printf("[          ] %d calls\n", supported);
 }
 
-TEST_F(implicit_gemm_gpu, unaligned_and_channels_last)
+TEST_F(TCONV_TEST_SUITE, unaligned_and_channels_last)
 {
   std::uint32_t seed = 300;
   for (const shape3& shape : more_shapes())
@@ -240,7 +251,7 @@ TEST_F(implicit_gemm_gpu, unaligned_and_channels_last)
 
 // Rows that end within a vector and begin on any multiple of an element, both layouts, one and two phases of a thread, all widths of
 // tiles, with channels that fill them and channels that do not.
-TEST_F(implicit_gemm_gpu, stores_and_loads_of_any_alignment)
+TEST_F(TCONV_TEST_SUITE, stores_and_loads_of_any_alignment)
 {
   int supported      = 0;
   std::uint32_t seed = 500;
@@ -270,7 +281,7 @@ TEST_F(implicit_gemm_gpu, stores_and_loads_of_any_alignment)
   EXPECT_EQ(supported, 5 * 3 * 2 * 4 * 2 * 3);
 }
 
-TEST_F(implicit_gemm_gpu, random_shapes)
+TEST_F(TCONV_TEST_SUITE, random_shapes)
 {
   int supported = 0;
   for (std::uint32_t i = 0; i < 60; ++i)
@@ -288,7 +299,7 @@ TEST_F(implicit_gemm_gpu, random_shapes)
   std::printf("[          ] %d calls\n", supported);
 }
 
-TEST_F(implicit_gemm_gpu, integers_are_exact)
+TEST_F(TCONV_TEST_SUITE, integers_are_exact)
 {
   for (const shape3& shape : more_shapes())
   {
@@ -314,7 +325,7 @@ TEST_F(implicit_gemm_gpu, integers_are_exact)
 // The split form: magnitudes that do not fit it, in all mixtures.
 // Sums of a sign: the tensor core truncates what it adds, always towards zero, and of 3136 products the bound of the contract would let
 // errors of 1.9e-4 pass. Where registers allow, sums are kept outside of it; what is left is a few roundings.
-TEST_F(implicit_gemm_gpu, split_sums_of_a_sign_do_not_drift)
+TEST_F(TCONV_TEST_SUITE, split_sums_of_a_sign_do_not_drift)
 {
   for (const std::int64_t channels : {32, 64})
   {
@@ -339,7 +350,7 @@ TEST_F(implicit_gemm_gpu, split_sums_of_a_sign_do_not_drift)
   }
 }
 
-TEST_F(implicit_gemm_gpu, split_range)
+TEST_F(TCONV_TEST_SUITE, split_range)
 {
   const shape3 shapes[] = {make_shape<3>({1, 32, 64, 1}, {4, 5, 8}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}),
                            make_shape<3>({1, 32, 20, 1}, {1, 9, 13}, {1, 3, 3}, {1, 1, 1}),
@@ -399,7 +410,7 @@ TEST_F(implicit_gemm_gpu, split_range)
   }
 }
 
-TEST_F(implicit_gemm_gpu, not_finite)
+TEST_F(TCONV_TEST_SUITE, not_finite)
 {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
@@ -422,7 +433,7 @@ TEST_F(implicit_gemm_gpu, not_finite)
   }
 }
 
-TEST_F(implicit_gemm_gpu, channel_functors)
+TEST_F(TCONV_TEST_SUITE, channel_functors)
 {
   for (const shape3& shape : more_shapes())
   {
@@ -475,7 +486,7 @@ void repeat(const shape3& shape, int launches)
   }
 }
 
-TEST_F(implicit_gemm_gpu, a_thousand_launches_give_the_same_bits)
+TEST_F(TCONV_TEST_SUITE, a_thousand_launches_give_the_same_bits)
 {
   const shape3 p1 = make_shape<3>({3, 32, 64, 1}, {5, 11, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
   const shape3 s1 = make_shape<3>({2, 64, 128, 1}, {4, 9, 17}, {3, 3, 3});

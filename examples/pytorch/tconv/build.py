@@ -56,7 +56,8 @@ def architecture_flags() -> list[str]:
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if item.endswith("+PTX"):
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-        # TCONV_ENABLE_SM90A would add the tensor-core engine, and a minute of compile time for every operator on fp32.
+    # Without it, or with TCONV_ENABLE_SM90A, the tensor-core engine comes in, and a minute of compile time for every operator on fp32.
+    flags.append("-DTCONV_WARP_MMA=0")
     return flags
 
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The main loop of the Hopper tensor-core engine: matrix products whose left operand is gathered from a staged input tile.
+/// The main loop of the tensor-core engine: matrix products whose left operand is gathered from a staged input tile.
 ///
 /// A block is persistent. One warp streams packed weights through a ring of stages, three warps stage the input of the next tile,
 /// and consumer warpgroups multiply: the left operand comes from registers (any input layout, any shift, no transpose), the
@@ -14,12 +14,8 @@
 /// rows of a thread.
 
 #include "../thread/element.cuh"
-#include "../tuning/implicit_gemm.hpp"
-#include "implicit_gemm_problem.hpp"
+#include "gemm_products.cuh"
 #include "stage_input.cuh"
-#include "wgmma.cuh"
-
-#include <cuda/ptx>
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
@@ -119,35 +115,7 @@ TCONV_DEVICE int opaque(int v)
   return v;
 }
 
-#if TCONV_DETAIL_HAS_WGMMA
-
-/// Waits for phase \p parity of a barrier. Called by any thread.
-TCONV_DEVICE void wait_barrier(uint64_t* barrier, unsigned parity)
-{
-  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity))
-  {}
-}
-
-/// True for one lane of the calling warp, always the same. Cheaper than to ask for the lane's number.
-TCONV_DEVICE bool elected()
-{
-  unsigned result;
-  asm volatile("{\n"
-               ".reg .pred chosen;\n"
-               "elect.sync _|chosen, 0xffffffff;\n"
-               "selp.u32 %0, 1, 0, chosen;\n"
-               "}\n"
-               : "=r"(result)
-               :
-               : "memory");
-  return result != 0;
-}
-
-/// Arrives without transactions.
-TCONV_DEVICE void arrive_barrier(uint64_t* barrier)
-{
-  cuda::ptx::mbarrier_arrive(barrier);
-}
+#if TCONV_DETAIL_HAS_GEMM
 
 /// Synchronises the staging warps only.
 template <int Threads>
@@ -723,7 +691,7 @@ private:
   }
 };
 
-#if TCONV_DETAIL_HAS_WGMMA
+#if TCONV_DETAIL_HAS_GEMM
 
 // --------------------------------------------------------------------------------------------------------------- consumers
 
@@ -791,11 +759,10 @@ struct staged_words
 };
 
 /// The left operand of one step in registers: two instructions' worth for tf32, the parts for split.
-template <class Policy, gemm_form Form>
+template <gemm_form Form>
 struct gemm_fragment
 {
-  static constexpr int columns = Policy::columns;
-  static constexpr int count   = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
+  static constexpr int count = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
   unsigned a[count][4];
 
   /// \p first, \p second: staged input of the thread's cells at the step's shift.
@@ -819,41 +786,6 @@ struct gemm_fragment
       {
         a[2][i] = reduced(a[0][i]);
       }
-    }
-  }
-
-  /// Everything is in registers from here on.
-  TCONV_DEVICE void pin()
-  {
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < count; ++i)
-    {
-      asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
-    }
-  }
-
-  /// sums += this * piece, with the packed weights at \p b. Small products first.
-  TCONV_DEVICE void multiply(float (&sums)[columns / 2], uint64_t b) const
-  {
-    constexpr uint64_t term = columns * 32 / 16;
-    if constexpr (Form == gemm_form::split)
-    {
-      wgmma::multiply_fp16<columns>(sums, a[1], b);
-      wgmma::multiply_fp16<columns>(sums, a[2], b + term);
-      wgmma::multiply_fp16<columns>(sums, a[0], b);
-    }
-    else if constexpr (Form == gemm_form::tf32)
-    {
-      wgmma::multiply_tf32<columns>(sums, a[0], b);
-      wgmma::multiply_tf32<columns>(sums, a[1], b + term);
-    }
-    else if constexpr (Form == gemm_form::bf16)
-    {
-      wgmma::multiply_bf16<columns>(sums, a[0], b);
-    }
-    else
-    {
-      wgmma::multiply_fp16<columns>(sums, a[0], b);
     }
   }
 
@@ -887,20 +819,24 @@ struct ring_place
   }
 };
 
+/// Where packed weights lie, as the policy's instructions take it.
+template <class Policy>
+using packed_weights = typename gemm_products<Policy::instruction>::weights;
+
 /// Multiplies Count steps, whose weights begin at \p b and move on; step i for the sets in bits 2 i and 2 i + 1 of Present. On return the
 /// products are complete.
 template <class Policy, gemm_form Form, unsigned Present, int Count>
 TCONV_DEVICE void
-multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Policy, Form> (&fragments)[Count], uint64_t& b)
+multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], packed_weights<Policy>& b)
 {
-  constexpr uint64_t piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  using products                         = gemm_products<Policy::instruction>;
+  constexpr packed_weights<Policy> piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
   TCONV_PRAGMA_UNROLL
-  for (gemm_fragment<Policy, Form>& fragment : fragments)
+  for (gemm_fragment<Form>& fragment : fragments)
   {
     fragment.complete();
-    fragment.pin();
   }
-  wgmma::fence();
+  products::begin(fragments);
   TCONV_PRAGMA_UNROLL
   for (int i = 0; i < Count; ++i)
   {
@@ -909,13 +845,12 @@ multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Policy, Form> (&fr
     {
       if ((Present >> (2 * i + set) & 1) != 0)
       {
-        fragments[i].multiply(sums[set], b);
+        products::template multiply<Form, Policy::columns>(sums[set], fragments[i].a, b);
         b += piece;
       }
     }
   }
-  wgmma::commit();
-  wgmma::wait<0>();
+  products::end();
 }
 
 /// The table of steps; those of phase group g begin at g * row_steps.
@@ -944,12 +879,15 @@ struct tabulated_steps
   {}
 
   /// Multiplies the next \p steps steps, whose weights begin at \p b. Called by a warpgroup; on return the products are complete.
-  TCONV_DEVICE void
-  multiply(gemm_accumulators<Policy>& sums, const gemm_problem& problem, const gemm_phase& phase, int steps, uint64_t b)
+  TCONV_DEVICE void multiply(gemm_accumulators<Policy>& sums,
+                             const gemm_problem& problem,
+                             const gemm_phase& phase,
+                             int steps,
+                             packed_weights<Policy> b)
   {
     if constexpr (Policy::sets == 1)
     {
-      constexpr int most = Policy::template steps_at_once<gemm_fragment<Policy, Form>::count * 4>;
+      constexpr int most = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
       if constexpr (most >= 4)
       {
         multiply_groups<4>(sums, steps, b);
@@ -966,7 +904,7 @@ struct tabulated_steps
       for (; steps > 0; --steps)
       {
         // No second operand is loaded ahead: its registers are worth more, and the other warpgroups keep the tensor cores busy.
-        gemm_fragment<Policy, Form> fragment[1];
+        gemm_fragment<Form> fragment[1];
         fragment[0].set(staged_words<Form>(row + next.first), staged_words<Form>(row + next.second));
         advance(1);
         const int sets = advance_sets(problem, phase.shifts);
@@ -1008,12 +946,12 @@ private:
   /// Groups of Count steps of one set, as many as \p steps has, which are taken off it; \p b moves on. The products of a group are waited for
   /// once: so few of them take less time than the way to the next wait.
   template <int Count>
-  TCONV_DEVICE void multiply_groups(gemm_accumulators<Policy>& sums, int& steps, uint64_t& b)
+  TCONV_DEVICE void multiply_groups(gemm_accumulators<Policy>& sums, int& steps, packed_weights<Policy>& b)
   {
 #  pragma unroll 1
     for (; steps >= Count; steps -= Count)
     {
-      gemm_fragment<Policy, Form> fragments[Count];
+      gemm_fragment<Form> fragments[Count];
       TCONV_PRAGMA_UNROLL
       for (int i = 0; i < Count; ++i)
       {
@@ -1028,10 +966,9 @@ private:
 
 /// What a thread reads at Count shifts that follow each other. \p first, \p second: staged input of its cells at the first of them; what the
 /// second cell reads, the first one reads at the next shift. Positions of one parity follow each other, so that all offsets are constants.
-template <class Policy, gemm_form Form, int Count>
-TCONV_DEVICE void load_neighbours(gemm_fragment<Policy, Form> (&fragments)[Count],
-                                  const unsigned char* first,
-                                  const unsigned char* second)
+template <gemm_form Form, int Count>
+TCONV_DEVICE void
+load_neighbours(gemm_fragment<Form> (&fragments)[Count], const unsigned char* first, const unsigned char* second)
 {
   constexpr int bytes = gemm_form_traits::of(Form).position_bytes();
   staged_words<Form> right(second);
@@ -1059,8 +996,11 @@ struct neighbouring_steps
       , second(row + problem.first_step.second)
   {}
 
-  TCONV_DEVICE void
-  multiply(gemm_accumulators<Policy>& sums, const gemm_problem& problem, const gemm_phase&, int steps, uint64_t b)
+  TCONV_DEVICE void multiply(gemm_accumulators<Policy>& sums,
+                             const gemm_problem& problem,
+                             const gemm_phase&,
+                             int steps,
+                             packed_weights<Policy> b)
   {
 #  pragma unroll 1
     for (; steps > 0; steps -= shifts)
@@ -1074,12 +1014,12 @@ struct neighbouring_steps
 private:
   /// The shifts from number Done on.
   template <int Done>
-  TCONV_DEVICE void multiply_shifts(gemm_accumulators<Policy>& sums, uint64_t& b) const
+  TCONV_DEVICE void multiply_shifts(gemm_accumulators<Policy>& sums, packed_weights<Policy>& b) const
   {
     constexpr int bytes = gemm_form_traits::of(Form).position_bytes();
-    constexpr int most  = Policy::template steps_at_once<gemm_fragment<Policy, Form>::count * 4>;
+    constexpr int most  = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
     constexpr int count = shifts - Done < most ? shifts - Done : most;
-    gemm_fragment<Policy, Form> fragments[count];
+    gemm_fragment<Form> fragments[count];
     load_neighbours(fragments,
                     Done % 2 == 0 ? first - Done / 2 * bytes : second - (Done + 1) / 2 * bytes,
                     Done % 2 == 0 ? second - Done / 2 * bytes : first - Done / 2 * bytes);

@@ -5,6 +5,7 @@
 /// The model of costs that conv_transpose() chooses an engine by. Its constants stand in tuning/engines.hpp with what they were
 /// measured on; only the order of its estimates matters.
 
+#include "../options.hpp"
 #include "../tuning/engines.hpp"
 #include "gather_plan.hpp"
 #include "implicit_gemm_plan.hpp"
@@ -57,10 +58,23 @@ inline double milliseconds(const gemm_plan& plan, const conv_transpose_shape<3>&
   const double packing = plan.problem.form == gemm_form::split ? policy::pack_split
                        : plan.problem.form == gemm_form::tf32  ? policy::pack_tf32
                                                                : policy::pack_half;
-  return plan.cycles / policy::gemm_cycles + policy::gemm_launch
+  const double slower  = plan.instruction == gemm_instruction::warp ? policy::gemm_warp : 1.0;
+  return slower * plan.cycles / policy::gemm_cycles + policy::gemm_launch
        + static_cast<double>(shape.weight_elements()) * packing
        + store_milliseconds(shape, policy::gemm_odd_rows, policy::gemm_strided)
        + (across_channels && !plan.whole_rows ? logits_milliseconds(shape) : 0.0);
+}
+
+/// Whether the tensor cores compute \p shape: where they can, and are asked for or estimated to be faster.
+inline bool choose_tensor_cores(const gemm_plan& gemm,
+                                const gather_plan& gather,
+                                const conv_transpose_shape<3>& shape,
+                                bool across_channels,
+                                engine asked)
+{
+  return gemm.supported
+      && (asked == engine::implicit_gemm || asked == engine::implicit_gemm_warp
+          || milliseconds(gemm, shape, across_channels) < milliseconds(gather, shape, across_channels));
 }
 
 } // namespace detail

@@ -56,11 +56,31 @@
 #else
 #  define TCONV_DETAIL_ARCH_NAME sm_unknown
 #endif
-// Launchers know the wgmma kernels only where the build says so.
-#if defined(TCONV_ENABLE_SM90A)
-#  define TCONV_DETAIL_CUDA_NAME TCONV_DETAIL_CAT(TCONV_DETAIL_ARCH_NAME, _wgmma)
+// Launchers know the tensor-core engine on wgmma where TCONV_ENABLE_SM90A is defined, and on mma.sync but where that is all the build is
+// for: sm_90a runs on no other device. TCONV_WARP_MMA, defined as 0 or 1, says otherwise: 0 leaves it out, and compiles faster.
+#define TCONV_DETAIL_SECOND_(first, second, ...) second
+#define TCONV_DETAIL_SECOND(...) TCONV_DETAIL_SECOND_(__VA_ARGS__, 0, 0)
+#if defined(TCONV_WARP_MMA)
+#  define TCONV_DETAIL_WARP_MMA TCONV_WARP_MMA
+#elif defined(TCONV_ENABLE_SM90A) && TCONV_DETAIL_SECOND(__CUDA_ARCH_LIST__) == 0
+#  define TCONV_DETAIL_WARP_MMA 0
 #else
-#  define TCONV_DETAIL_CUDA_NAME TCONV_DETAIL_ARCH_NAME
+#  define TCONV_DETAIL_WARP_MMA 1
+#endif
+#if TCONV_DETAIL_WARP_MMA || defined(TCONV_ENABLE_SM90A)
+#  define TCONV_DETAIL_TENSOR_CORES 1
+#else
+#  define TCONV_DETAIL_TENSOR_CORES 0
+#endif
+#if TCONV_DETAIL_WARP_MMA
+#  define TCONV_DETAIL_WARP_NAME TCONV_DETAIL_CAT(TCONV_DETAIL_ARCH_NAME, _mma)
+#else
+#  define TCONV_DETAIL_WARP_NAME TCONV_DETAIL_ARCH_NAME
+#endif
+#if defined(TCONV_ENABLE_SM90A)
+#  define TCONV_DETAIL_CUDA_NAME TCONV_DETAIL_CAT(TCONV_DETAIL_WARP_NAME, _wgmma)
+#else
+#  define TCONV_DETAIL_CUDA_NAME TCONV_DETAIL_WARP_NAME
 #endif
 
 #define TCONV_CUDA_NAMESPACE_BEGIN                                                                                     \

@@ -15,11 +15,19 @@ TCONV_NAMESPACE_BEGIN
 namespace detail
 {
 
+/// What a plan has to know of the device and the build.
+struct gemm_machine
+{
+  gemm_instruction instruction = gemm_instruction::warpgroup;
+  int64_t shared_bytes         = tuning::implicit_gemm_shared_bytes; ///< a block may have
+};
+
 /// A planned tensor-core kernel.
 struct gemm_plan
 {
   gemm_problem problem;
-  bool supported       = false; ///< else nothing below means anything
+  gemm_instruction instruction = gemm_instruction::warpgroup;
+  bool supported               = false; ///< else nothing below means anything
   bool whole_rows      = false; ///< one tile holds all channels of a position, so that channel functors can run on it
   int64_t packed_bytes = 0;
   int pack_blocks      = 0;
@@ -27,24 +35,24 @@ struct gemm_plan
   double cycles        = 0; ///< estimate of a multiprocessor's
 };
 
-/// Calls visit(policy) for \p columns and \p sets; the only list of instantiations.
-template <class Visitor>
+/// Calls visit(policy) for \p columns and \p sets; the only list of instantiations. Tiles do not depend on the instruction.
+template <gemm_instruction Instruction = gemm_instruction::warpgroup, class Visitor>
 auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
 {
   if (sets == 2)
   {
     switch (columns)
     {
-      case 32: return visit(tuning::implicit_gemm_policy<32, 2>{});
-      case 64: return visit(tuning::implicit_gemm_policy<64, 2>{});
-      default: return visit(tuning::implicit_gemm_policy<128, 2>{});
+      case 32: return visit(tuning::implicit_gemm_policy<32, 2, Instruction>{});
+      case 64: return visit(tuning::implicit_gemm_policy<64, 2, Instruction>{});
+      default: return visit(tuning::implicit_gemm_policy<128, 2, Instruction>{});
     }
   }
   switch (columns)
   {
-    case 32: return visit(tuning::implicit_gemm_policy<32, 1>{});
-    case 64: return visit(tuning::implicit_gemm_policy<64, 1>{});
-    default: return visit(tuning::implicit_gemm_policy<128, 1>{});
+    case 32: return visit(tuning::implicit_gemm_policy<32, 1, Instruction>{});
+    case 64: return visit(tuning::implicit_gemm_policy<64, 1, Instruction>{});
+    default: return visit(tuning::implicit_gemm_policy<128, 1, Instruction>{});
   }
 }
 
@@ -121,12 +129,11 @@ inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
   problem.stage_bytes     = most_pieces(problem, problem.steps_per_stage, count) * problem.piece_bytes();
 }
 
-/// Chooses chunks and rings for the box of \p problem; false if it does not fit.
-inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_shifts)
+/// Chooses chunks and rings for the box of \p problem in \p total bytes of shared memory; false if it does not fit.
+inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_shifts, int64_t total)
 {
-  const int64_t total = tuning::implicit_gemm_shared_bytes;
-  const int blocks    = problem.blocks();
-  const auto stages   = [&] {
+  const int blocks  = problem.blocks();
+  const auto stages = [&] {
     return (total - gemm_ring_start(problem) - int64_t{problem.ring_planes} * problem.plane_bytes())
          / problem.stage_bytes;
   };
@@ -188,10 +195,13 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
 ///
 /// Not supported: groups; the split form below 16 input channels, where fewer
 /// products may land on an output than its error bound needs; extents that 32-bit offsets within a tile cannot hold.
-inline gemm_plan
-plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout input_layout = layout::channels_first)
+inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
+                                    gemm_form form,
+                                    layout input_layout         = layout::channels_first,
+                                    const gemm_machine& machine = {})
 {
   gemm_plan plan;
+  plan.instruction              = machine.instruction;
   gemm_problem& problem         = plan.problem;
   constexpr int64_t most_extent = int64_t{1} << 24;
   bool possible = shape.groups == 1 && shape.in_channels <= (int64_t{1} << 20) && shape.batch < (int64_t{1} << 31)
@@ -296,7 +306,8 @@ plan_implicit_gemm(const conv_transpose_shape<3>& shape, gemm_form form, layout 
       candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
       candidate.rows     = static_cast<int>(h + span[1]);
       candidate.planes   = static_cast<int>(d + span[0]);
-      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || !plan_staging(candidate, most_rows, most_shifts))
+      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31)
+          || !plan_staging(candidate, most_rows, most_shifts, machine.shared_bytes))
       {
         continue;
       }

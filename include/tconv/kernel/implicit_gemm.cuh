@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The Hopper tensor-core kernel, and what becomes of its accumulators.
+/// The tensor-core kernel, and what becomes of its accumulators.
 
 #include "../block/fragment_tile.cuh"
 #include "../block/implicit_gemm.cuh"
@@ -160,7 +160,7 @@ private:
   }
 };
 
-#if TCONV_DETAIL_HAS_WGMMA
+#if TCONV_DETAIL_HAS_GEMM
 
 /// Adds the products of two inputs and the weights of one tap: \p w_at is the weight of column 0 of the thread's channels.
 template <class Policy, class In>
@@ -379,7 +379,8 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
   }
 }
 
-/// The warp that streams weights; one lane works.
+/// What the warp that streams weights does, by its copying threads.
+template <class Products>
 TCONV_DEVICE void stream_weights(
   const gemm_problem& problem, int first_tile, int last_tile, const unsigned char* packed, const gemm_phase* list)
 {
@@ -414,15 +415,10 @@ TCONV_DEVICE void stream_weights(
             {
               block::wait_barrier(&control.empty[place.slot], place.parity ^ 1);
             }
-            uint64_t* full = &control.full[place.slot];
-            cuda::ptx::mbarrier_arrive_expect_tx(
-              cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, bytes);
-            cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster,
-                                     cuda::ptx::space_global,
-                                     block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
-                                     source,
-                                     bytes,
-                                     full);
+            Products::copy(block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes,
+                           source,
+                           bytes,
+                           &control.full[place.slot]);
             source += problem.stage_bytes;
             place.advance(problem.stages);
             filled = filled || place.slot == 0;
@@ -587,6 +583,7 @@ TCONV_DEVICE int tile_of_channels(const gemm_problem& problem, int index)
 }
 
 /// Where a consumer warpgroup stands.
+template <class Products>
 struct consumer_state
 {
   block::ring_place place;
@@ -601,10 +598,7 @@ struct consumer_state
   }
   TCONV_DEVICE void release_segment()
   {
-    if (block::elected())
-    {
-      block::arrive_barrier(&block::control_data().used[segment & 1]);
-    }
+    Products::release(&block::control_data().used[segment & 1]);
     ++segment;
   }
 };
@@ -619,6 +613,7 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
                                 int first_plane,
                                 block::ring_place& place)
 {
+  using products               = block::gemm_products<Policy::instruction>;
   block::gemm_control& control = block::control_data();
   const block::gemm_pair pair  = control.pair[block::own_pair()];
   // Of the first tap along h; planes follow each other in a ring.
@@ -640,22 +635,22 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
       for (int rest = steps; rest > 0; rest -= problem.steps_per_stage)
       {
         block::wait_barrier(&control.full[place.slot], place.parity);
-        const uint64_t weights = block::wgmma::describe(static_cast<unsigned>(
-          __cvta_generic_to_shared(block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes)));
-        const int now          = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
+        const auto weights = products::template locate<Form, Policy::columns>(block::gemm_memory() + problem.ring_at
+                                                                              + place.slot * problem.stage_bytes);
+        const int now      = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
         if constexpr (Form == gemm_form::split && Policy::promoted)
         {
           // The tensor core truncates: what it adds up is a stage, no more.
-          block::gemm_accumulators<Policy> products;
-          set_accumulators<Policy>(products, 0.0f);
-          walk.multiply(products, problem, phase, now, weights);
+          block::gemm_accumulators<Policy> stage;
+          set_accumulators<Policy>(stage, 0.0f);
+          walk.multiply(stage, problem, phase, now, weights);
           TCONV_PRAGMA_UNROLL
           for (int set = 0; set < Policy::sets; ++set)
           {
             TCONV_PRAGMA_UNROLL
             for (int i = 0; i < Policy::columns / 2; ++i)
             {
-              sums[set][i] += products[set][i];
+              sums[set][i] += stage[set][i];
             }
           }
         }
@@ -663,10 +658,7 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
         {
           walk.multiply(sums, problem, phase, now, weights);
         }
-        if (block::elected())
-        {
-          block::arrive_barrier(&control.empty[place.slot]); // nobody waits where weights are resident
-        }
+        products::release(&control.empty[place.slot]); // nobody waits where weights are resident
         place.advance(problem.stages);
       }
       row += phase.row_step;
@@ -679,7 +671,7 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
 /// would cost. \p new_channels: the tile is the first of the block with its channels. \p result: what \p finish keeps.
 template <class Policy, gemm_form Form, bool Careful, class Finish, class Result, class In>
 TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
-                                consumer_state& state,
+                                consumer_state<block::gemm_products<Policy::instruction>>& state,
                                 bool new_channels,
                                 const In* x,
                                 const In* w,
@@ -814,7 +806,7 @@ TCONV_DEVICE void multiply_tiles(const gemm_problem& problem,
 {
   const bool whole       = problem.chunks() == 1;
   const bool all_careful = Form == gemm_form::split && block::uniform(block::control_data().one_by_one) != 0;
-  consumer_state state;
+  consumer_state<block::gemm_products<Policy::instruction>> state;
   typename Finish::template state<Policy> result;
 #  pragma unroll 1
   for (int index = first_tile; index < last_tile; ++index)
@@ -881,73 +873,79 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
                                                                     int lost_count,
                                                                     const __grid_constant__ Finish finish)
 {
-#if TCONV_DETAIL_HAS_WGMMA
-  block::gemm_control& control = block::control_data();
-  const int first_tile         = static_cast<int>(problem.total_tiles() * blockIdx.x / gridDim.x);
-  const int last_tile          = static_cast<int>(problem.total_tiles() * (blockIdx.x + 1) / gridDim.x);
-  if (threadIdx.x < Policy::rows / 2)
+#if TCONV_DETAIL_HAS_GEMM
+  using products = block::gemm_products<Policy::instruction>;
+  if constexpr (products::exist)
   {
-    control.pair[threadIdx.x] = block::gemm_cells::pack(problem, static_cast<int>(threadIdx.x));
-  }
-  if (threadIdx.x == 0)
-  {
-    control.one_by_one = 0;
-    for (int i = 0; i < problem.stages; ++i)
+    block::gemm_control& control = block::control_data();
+    const int first_tile         = static_cast<int>(problem.total_tiles() * blockIdx.x / gridDim.x);
+    const int last_tile          = static_cast<int>(problem.total_tiles() * (blockIdx.x + 1) / gridDim.x);
+    if (threadIdx.x < Policy::rows / 2)
     {
-      cuda::ptx::mbarrier_init(&control.full[i], 1);
-      cuda::ptx::mbarrier_init(&control.empty[i], Policy::consumers * 4);
+      control.pair[threadIdx.x] = block::gemm_cells::pack(problem, static_cast<int>(threadIdx.x));
     }
-    for (int i = 0; i < 2; ++i)
+    if (threadIdx.x == 0)
     {
-      cuda::ptx::mbarrier_init(&control.staged[i], Policy::staging_threads);
-      cuda::ptx::mbarrier_init(&control.used[i], Policy::consumers * 4);
-    }
-    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
-  }
-  __syncthreads();
-
-  if (threadIdx.x >= Policy::consumers * 128)
-  {
-    block::wgmma::release_registers<Policy::producer_registers>();
-    if (threadIdx.x / 32 == Policy::consumers * 4)
-    {
-      if (threadIdx.x % 32 == 0)
+      control.one_by_one = 0;
+      for (int i = 0; i < problem.stages; ++i)
       {
-        runtime::grid_dependency_wait();
-        stream_weights(problem, first_tile, last_tile, packed, phases);
+        cuda::ptx::mbarrier_init(&control.full[i], products::copying_threads);
+        cuda::ptx::mbarrier_init(&control.empty[i], Policy::consumers * 4);
+      }
+      for (int i = 0; i < 2; ++i)
+      {
+        cuda::ptx::mbarrier_init(&control.staged[i], Policy::staging_threads);
+        cuda::ptx::mbarrier_init(&control.used[i], Policy::consumers * 4);
+      }
+      products::publish_barriers();
+    }
+    __syncthreads();
+
+    if (threadIdx.x >= Policy::consumers * 128)
+    {
+      products::template release_registers<Policy>();
+      if (threadIdx.x / 32 == Policy::consumers * 4)
+      {
+        if (threadIdx.x % 32 < products::copying_threads)
+        {
+          runtime::grid_dependency_wait();
+          stream_weights<products>(problem, first_tile, last_tile, packed, phases);
+        }
+      }
+      else
+      {
+        // x was complete before the preparing kernel let this one start.
+        stage_tiles<Policy, Form>(problem, first_tile, last_tile, x);
       }
     }
     else
     {
-      // x was complete before the preparing kernel let this one start.
-      stage_tiles<Policy, Form>(problem, first_tile, last_tile, x);
+      products::template take_registers<Policy>();
+      runtime::grid_dependency_wait();
+      for (int i = static_cast<int>(threadIdx.x); i < problem.table_steps(); i += Policy::consumers * 128)
+      {
+        block::step_table(problem)[i] = steps[i];
+      }
+      if constexpr (Form == gemm_form::split)
+      {
+        for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)
+        {
+          if (lost_weights[i] != 0)
+          {
+            control.one_by_one = 1; // whoever says so says the same
+          }
+        }
+      }
+      block::synchronize_consumers<Policy::consumers * 128>();
+      multiply_tiles<Policy, Form>(problem, first_tile, last_tile, x, w, phases, inverse_scales, finish);
     }
   }
   else
-  {
-    block::wgmma::take_registers<Policy::consumer_registers>();
-    runtime::grid_dependency_wait();
-    for (int i = static_cast<int>(threadIdx.x); i < problem.table_steps(); i += Policy::consumers * 128)
-    {
-      block::step_table(problem)[i] = steps[i];
-    }
-    if constexpr (Form == gemm_form::split)
-    {
-      for (int i = static_cast<int>(threadIdx.x); i < lost_count; i += Policy::consumers * 128)
-      {
-        if (lost_weights[i] != 0)
-        {
-          control.one_by_one = 1; // whoever says so says the same
-        }
-      }
-    }
-    block::synchronize_consumers<Policy::consumers * 128>();
-    multiply_tiles<Policy, Form>(problem, first_tile, last_tile, x, w, phases, inverse_scales, finish);
-  }
-#else
-  // Built for another architecture, or without TCONV_ENABLE_SM90A: the launcher must not come here.
-  asm volatile("trap;");
 #endif
+  {
+    // Built for an architecture without the instruction, or without TCONV_ENABLE_SM90A: the launcher must not come here.
+    asm volatile("trap;");
+  }
 }
 
 } // namespace kernel

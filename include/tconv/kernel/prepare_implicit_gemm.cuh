@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Prepares the Hopper tensor-core engine: packs weights [in_channels, out_channels, taps...] into stages, and writes the
+/// Prepares the tensor-core engine: packs weights [in_channels, out_channels, taps...] into stages, and writes the
 /// list of phases and the table of steps that the main loop follows.
 
 #include "../block/implicit_gemm.cuh"
@@ -133,12 +133,57 @@ private:
   }
 };
 
-/// Packs the weights of some columns per cluster. The lanes of a warp take all columns of a few neighbouring taps: so they write whole
+#if TCONV_DETAIL_HAS_GEMM
+
+/// What blocks that pack the same columns find out together. Without clusters every one finds it out by itself: it looks at all items of its
+/// columns.
+template <gemm_instruction Instruction>
+struct packing_blocks
+{
+  static constexpr bool together = false;
+
+  /// The largest of \p shared, one of the block's numbers, once all its threads have come here; in the blocks of a cluster, of all of them.
+  TCONV_DEVICE static unsigned largest(const unsigned* shared)
+  {
+    __syncthreads();
+    return *shared;
+  }
+  /// Before a block ends whose numbers another one may still read.
+  TCONV_DEVICE static void leave() {}
+};
+
+#  if TCONV_DETAIL_HAS_WGMMA
+
+template <>
+struct packing_blocks<gemm_instruction::warpgroup>
+{
+  static constexpr bool together = true;
+
+  TCONV_DEVICE static unsigned largest(unsigned* shared)
+  {
+    const auto cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    unsigned most = 0;
+    for (int i = 0; i < tuning::implicit_gemm_pack_cluster; ++i)
+    {
+      most = max(most, *cluster.map_shared_rank(shared, i));
+    }
+    cluster.barrier_arrive();
+    return most;
+  }
+  TCONV_DEVICE static void leave() { cooperative_groups::this_cluster().barrier_wait(); }
+};
+
+#  endif
+
+#endif
+
+/// Packs the weights of some columns by several blocks, a cluster where wgmma is to multiply. The lanes of a warp take all columns of a few neighbouring taps: so they write whole
 /// lines, and neighbouring warps read the rest of the sectors. Dynamic shared memory: a packed_tap for every tap along each axis.
 ///
 /// \p inverse_scales [channel_tiles * columns]: 2^-e of the power of two that the split form multiplied a channel's weights by.
 /// \p lost [blocks]: whether a weight of the split form lost more than the error bound lets through.
-template <gemm_form Form, class In>
+template <gemm_instruction Instruction, gemm_form Form, class In>
 __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_implicit_gemm(
   const __grid_constant__ gemm_problem problem,
   const In* w,
@@ -148,17 +193,17 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
   float* inverse_scales,
   unsigned* lost)
 {
-#if TCONV_DETAIL_HAS_WGMMA
+#if TCONV_DETAIL_HAS_GEMM
+  using team            = packing_blocks<Instruction>;
   constexpr int columns = tuning::implicit_gemm_pack_columns;
   constexpr int blocks  = tuning::implicit_gemm_pack_cluster;
   constexpr int threads = tuning::implicit_gemm_pack_threads;
   constexpr int teams   = threads / columns; // of a block; each packs an item of every column at a time
   extern __shared__ packed_tap tap_table[];
   __shared__ unsigned peaks[columns]; // magnitudes are ordered as their bits are
-  const auto cluster         = cooperative_groups::this_cluster();
   const int thread           = static_cast<int>(threadIdx.x);
   const int column           = thread % columns;
-  const int rank             = static_cast<int>(cluster.block_rank());
+  const int rank             = static_cast<int>(blockIdx.x) % blocks;
   const int group            = static_cast<int>(blockIdx.x) / blocks;
   const int channel          = group * columns + column;
   const int extent[3]        = {static_cast<int>(problem.axis[0].kernel),
@@ -210,21 +255,15 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
   float scale = 1.0f;
   if constexpr (Form == gemm_form::split)
   {
-    float peak = 0.0f;
-    for (int i = first; i <= item; i += stride)
+    float peak     = 0.0f;
+    const int last = team::together ? item : items - 1;
+    for (int i = team::together ? first : thread / columns; i <= last; i += team::together ? stride : teams)
     {
       load(i);
       peak = fmaxf(peak, weights.peak());
     }
     atomicMax(&peaks[column], __float_as_uint(peak));
-    cluster.sync();
-    unsigned most = 0;
-    for (int i = 0; i < blocks; ++i)
-    {
-      most = max(most, *cluster.map_shared_rank(peaks + column, i));
-    }
-    cluster.barrier_arrive(); // the peaks may go
-    peak         = __uint_as_float(most);
+    peak         = __uint_as_float(team::largest(peaks + column));
     int exponent = peak > 0.0f ? 14 - ilogbf(peak) : 0; // the largest in [2^14, 2^15)
     exponent     = exponent < -60 ? -60 : (exponent > 60 ? 60 : exponent);
     scale        = block::power_of_two(exponent);
@@ -236,7 +275,7 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
 
   const int tile    = group * columns / problem.columns;
   const int in_tile = group * columns % problem.columns / columns;
-  bool at_hand      = Form == gemm_form::split; // the last item is
+  bool at_hand      = Form == gemm_form::split && team::together; // the last item is
   bool broken       = false;
   for (; item >= 0; item -= stride)
   {
@@ -277,10 +316,10 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
     {
       lost[blockIdx.x] = broken ? 1u : 0u;
     }
-    cluster.barrier_wait();
+    team::leave();
   }
 #else
-  // Built for another architecture, or without TCONV_ENABLE_SM90A: the launcher must not come here.
+  // Built for another architecture: the launcher must not come here.
   asm volatile("trap;");
 #endif
 }

@@ -55,14 +55,29 @@ struct gather_workspace
 /// Whether a plan that uses \p tensor_cores is what \p opts ask for.
 [[nodiscard]] inline status check_engine(const options& opts, bool tensor_cores)
 {
-  if (opts.engine != engine::automatic && opts.engine != (tensor_cores ? engine::implicit_gemm : engine::gather))
+  switch (opts.engine)
   {
-    return status::error(
-      status_code::not_supported,
-      "options.engine: conv_transpose has gather and, for shapes without groups in builds with TCONV_ENABLE_SM90A on devices "
-      "of compute capability 9.0, implicit_gemm (fp32 tensors in precise mode: from 16 input channels on)");
+    case engine::automatic: return {};
+    case engine::gather:
+      if (!tensor_cores)
+      {
+        return {};
+      }
+      break;
+    case engine::implicit_gemm:
+    case engine::implicit_gemm_warp:
+      if (tensor_cores)
+      {
+        return {};
+      }
+      break;
+    default: break;
   }
-  return {};
+  return status::error(
+    status_code::not_supported,
+    "options.engine: conv_transpose has gather and, for shapes without groups on devices and in builds that "
+    "have its kernels, implicit_gemm and implicit_gemm_warp (fp32 tensors in precise mode: from 16 input "
+    "channels on)");
 }
 
 /// Packs the weights, then runs the gather kernel of \p plan with \p finish. \p x: first channel of the slice.
@@ -226,13 +241,8 @@ struct conv_transpose_plan
   conv_transpose_plan(const conv_transpose_shape<3>& convolution, const options& opts, const pool_window* windows)
       : shape(convolution)
       , gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
-      , gemm(opts.engine != engine::gather && implicit_gemm_available()
-               ? detail::plan_implicit_gemm(shape, form_of<In>(opts.math), opts.input_layout)
-               : detail::gemm_plan{})
-      , tensor_cores(gemm.supported
-                     && (opts.engine == engine::implicit_gemm
-                         || detail::milliseconds(gemm, shape, head::across_channels)
-                              < detail::milliseconds(gather, shape, head::across_channels)))
+      , gemm(plan_implicit_gemm<In>(shape, opts.math, opts))
+      , tensor_cores(detail::choose_tensor_cores(gemm, gather, shape, head::across_channels, opts.engine))
       , pieces(layout, gather.problem, !tensor_cores)
       , gemm_pieces(layout, gemm, tensor_cores)
       , fused(!head::across_channels || (tensor_cores ? gemm.whole_rows : gather.whole_rows))
@@ -303,7 +313,7 @@ private:
     }
   }
 
-#if defined(TCONV_ENABLE_SM90A)
+#if TCONV_DETAIL_TENSOR_CORES
   /// Runs the tensor-core kernel of the plan's form.
   template <class Finish>
   [[nodiscard]] status launch_gemm(const In* x,
@@ -313,10 +323,18 @@ private:
                                    const workspace& space,
                                    cudaStream_t stream) const
   {
-    return visit_gemm_form<In>(opts.math, [&](auto form) {
+    const auto run = [&](auto form) {
       return launch_implicit_gemm<decltype(form)::value, In>(
         gemm, gemm_pieces, x, w, finish, space, opts.programmatic_launch, stream);
-    });
+    };
+    if constexpr (std::is_same<In, float>::value)
+    {
+      if (opts.math == math::tf32)
+      {
+        return run(std::integral_constant<gemm_form, gemm_form::tf32>{});
+      }
+    }
+    return run(std::integral_constant<gemm_form, form_of<In>(math::precise)>{});
   }
 #endif
 
@@ -339,7 +357,7 @@ private:
                                   : gcd(shape.output(2), to.strides.sample);
         return aligned_groups(to.data, step, together);
       };
-#if defined(TCONV_ENABLE_SM90A)
+#if TCONV_DETAIL_TENSOR_CORES
       if (tensor_cores)
       {
         const kernel::store_gemm_outputs<chain_of_run, element> finish{
@@ -603,7 +621,7 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// Any alignment that the element type allows is accepted; 16 bytes for y are faster.
 ///
 /// Two engines form the products, see options.engine: the tensor cores of compute capability 9.0 where the build has them
-/// (TCONV_ENABLE_SM90A) and they are estimated to be faster, else CUDA cores.
+/// (see options.engine) and they are estimated to be faster, else CUDA cores.
 ///
 /// Channel functors run on the accumulators for up to 128 channels on tensor cores, else 256 channels (with groups: 256 where a group has a
 /// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond, fp32 logits are stored once (in y, or in the workspace

@@ -14,8 +14,9 @@ TCONV_CUDA_NAMESPACE_BEGIN
 /// What describe() tells, in numbers and as text.
 struct description
 {
-  status outcome;                                  ///< why conv_transpose() would refuse; then only text says more
-  tconv::engine engine = tconv::engine::automatic; ///< gather or implicit_gemm; automatic where nothing is computed
+  status outcome; ///< why conv_transpose() would refuse; then only text says more
+  tconv::engine engine = tconv::engine::
+    automatic; ///< gather, implicit_gemm (by wgmma) or implicit_gemm_warp; automatic where nothing is computed
   /// What a block computes at a time: cells along d, h and w, one output of each stride phase, by output channels.
   int64_t tile_cells[3] = {0, 0, 0};
   int64_t tile_channels = 0; ///< see tile_cells
@@ -39,8 +40,10 @@ namespace runtime
 /// The lines of result.text, of which everything else is set.
 inline void write_text(description& result, const detail::work& least, const options& opts)
 {
-  const bool gemm = result.engine == engine::implicit_gemm;
-  char rule[96]   = "asked for by options.engine";
+  const char* name = result.engine == engine::gather        ? "gather"
+                   : result.engine == engine::implicit_gemm ? "implicit_gemm"
+                                                            : "implicit_gemm_warp";
+  char rule[96]    = "asked for by options.engine";
   if (opts.engine == engine::automatic && result.implicit_gemm_ms > 0)
   {
     std::snprintf(rule,
@@ -58,7 +61,8 @@ inline void write_text(description& result, const detail::work& least, const opt
     std::snprintf(rule,
                   sizeof(rule),
                   "implicit_gemm %s",
-                  implicit_gemm_available() ? "does not take the problem" : "needs an sm_90a device and build");
+                  find_gemm_device(opts.engine).available ? "does not take the problem"
+                                                          : "needs a device and a build that have its kernels");
   }
   std::snprintf(result.text,
                 sizeof(result.text),
@@ -67,7 +71,7 @@ inline void write_text(description& result, const detail::work& least, const opt
                 "functors: on %s\n"
                 "workspace: %zu bytes\n"
                 "work: %.4g GMAC, %.4g MB; the %s take %.4g ms of an H200 at least\n",
-                gemm ? "implicit_gemm" : "gather",
+                name,
                 rule,
                 static_cast<long long>(result.tile_cells[0]),
                 static_cast<long long>(result.tile_cells[1]),
@@ -120,7 +124,7 @@ describe_plan(description& result, const conv_transpose_shape<Rank>& shape, cons
     };
     using plan_type  = std::decay_t<decltype(plan)>;
     result.workspace = plan.layout.bytes();
-    result.engine    = plan.tensor_cores ? engine::implicit_gemm : engine::gather;
+    result.engine    = engine::gather;
     if constexpr (plan_type::correlates)
     {
       using policy            = tuning::pooled_correlation_policy;
@@ -135,6 +139,8 @@ describe_plan(description& result, const conv_transpose_shape<Rank>& shape, cons
     {
       if (plan.tensor_cores)
       {
+        result.engine         = plan.gemm.instruction == gemm_instruction::warpgroup ? engine::implicit_gemm
+                                                                                     : engine::implicit_gemm_warp;
         const gemm_problem& p = plan.gemm.problem;
         set_tile(p.box, p.columns, p.total_tiles(), p.total_phases());
       }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Runs the Hopper tensor-core engine: packs weights, then multiplies. Used by the public launchers.
+/// Runs the tensor-core engine: packs weights, then multiplies. Used by the public launchers.
 
 #include "../detail/implicit_gemm_plan.hpp"
 #include "../detail/workspace_layout.hpp"
@@ -11,6 +11,7 @@
 #include "../options.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 #include <type_traits>
 
 TCONV_CUDA_NAMESPACE_BEGIN
@@ -37,20 +38,48 @@ struct gemm_workspace
   {}
 };
 
-/// Whether this build has the kernels, and the current device runs them.
-inline bool implicit_gemm_available()
+/// What this build and the current device multiply with on tensor cores.
+struct gemm_device
 {
-#if defined(TCONV_ENABLE_SM90A)
+  bool available = false;
+  detail::gemm_machine machine;
+};
+
+/// Looks for what \p asked wants: engine::implicit_gemm_warp the instructions of a warp, others wgmma where it is there.
+inline gemm_device find_gemm_device(engine asked)
+{
+  gemm_device result;
   int device = 0;
   int major  = 0;
   int minor  = 0;
-  return cudaGetDevice(&device) == cudaSuccess
-      && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess
-      && cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9
-      && minor == 0;
-#else
-  return false;
+  int bytes  = 0;
+  if (cudaGetDevice(&device) != cudaSuccess
+      || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess
+      || cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess
+      || cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+  {
+    return result;
+  }
+  result.machine.shared_bytes = std::min(bytes, tuning::implicit_gemm_shared_bytes);
+#if defined(TCONV_ENABLE_SM90A)
+  if (asked != engine::implicit_gemm_warp && major == 9 && minor == 0)
+  {
+    result.available = true;
+    return result;
+  }
 #endif
+#if TCONV_DETAIL_WARP_MMA && defined(__CUDA_ARCH_LIST__)
+  // The code that runs: of the newest architecture that the device is not older than.
+  int built = 0;
+  for (const int architecture : {__CUDA_ARCH_LIST__})
+  {
+    built = architecture <= 100 * major + 10 * minor ? std::max(built, architecture) : built;
+  }
+  result.machine.instruction = gemm_instruction::warp;
+  result.available           = built >= 800;
+#endif
+  static_cast<void>(asked);
+  return result;
 }
 
 /// How operands of type In are multiplied.
@@ -64,18 +93,36 @@ constexpr gemm_form form_of(math how)
   return std::is_same<In, __half>::value ? gemm_form::fp16 : gemm_form::bf16;
 }
 
-/// Calls visit(the form of products of In, as a constant).
-template <class In, class Visitor>
-auto visit_gemm_form(math how, Visitor&& visit)
+/// Plans the engine for operands of type In and the canonical \p shape; not supported either where options.engine leaves it out, or the
+/// device or the build has no such kernel. \p how: math::tf32 allows the form.
+template <class In>
+detail::gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape, math how, const options& opts)
 {
-  if constexpr (std::is_same<In, float>::value)
+  const gemm_device device = opts.engine == engine::gather ? gemm_device{} : find_gemm_device(opts.engine);
+  return device.available ? detail::plan_implicit_gemm(shape, form_of<In>(how), opts.input_layout, device.machine)
+                          : detail::gemm_plan{};
+}
+
+/// Calls visit(\p instruction, as a constant) if the build has its kernels; else not_supported, which nothing comes to that
+/// find_gemm_device() has found.
+template <class Visitor>
+[[nodiscard]] status visit_gemm_instruction(gemm_instruction instruction, Visitor&& visit)
+{
+#if defined(TCONV_ENABLE_SM90A)
+  if (instruction == gemm_instruction::warpgroup)
   {
-    if (how == math::tf32)
-    {
-      return visit(std::integral_constant<gemm_form, gemm_form::tf32>{});
-    }
+    return visit(std::integral_constant<gemm_instruction, gemm_instruction::warpgroup>{});
   }
-  return visit(std::integral_constant<gemm_form, form_of<In>(math::precise)>{});
+#endif
+#if TCONV_DETAIL_WARP_MMA
+  if (instruction == gemm_instruction::warp)
+  {
+    return visit(std::integral_constant<gemm_instruction, gemm_instruction::warp>{});
+  }
+#endif
+  static_cast<void>(instruction);
+  static_cast<void>(visit);
+  return status::error(status_code::not_supported, "tensor cores: this build has no kernels for them");
 }
 
 /// Packs the weights, then runs the kernel of \p plan, which is supported, with \p finish. \p x: first channel of the slice.
@@ -109,45 +156,48 @@ template <gemm_form Form, class In, class Finish>
   {
     return s;
   }
-  const int64_t kernel_extents = p.axis[0].kernel + p.axis[1].kernel + p.axis[2].kernel;
-  if (status s = launch("tconv::kernel::prepare_implicit_gemm",
-                        kernel::prepare_implicit_gemm<Form, In>,
-                        {plan.pack_blocks,
-                         tuning::implicit_gemm_pack_threads,
-                         static_cast<std::size_t>(kernel_extents) * sizeof(kernel::packed_tap),
-                         overlap_predecessor,
-                         tuning::implicit_gemm_pack_cluster},
-                        stream,
-                        p,
-                        w,
-                        packed,
-                        phases,
-                        steps,
-                        inverse_scales,
-                        lost);
-      !s.ok())
-  {
-    return s;
-  }
-  return detail::visit_gemm_policy(p.columns, p.sets, [&](auto policy) -> status {
-    using policy_type = decltype(policy);
-    return launch("tconv::kernel::implicit_gemm",
-                  kernel::implicit_gemm<policy_type, Form, Finish, In>,
-                  {blocks > 0 ? blocks : detail::gemm_blocks(p, multiprocessors),
-                   policy_type::threads,
-                   static_cast<std::size_t>(plan.shared_bytes),
-                   true},
-                  stream,
-                  p,
-                  x,
-                  w,
-                  packed,
-                  phases,
-                  steps,
-                  inverse_scales,
-                  lost,
-                  plan.pack_blocks,
-                  finish);
+  return visit_gemm_instruction(plan.instruction, [&](auto constant) -> status {
+    constexpr gemm_instruction instruction = decltype(constant)::value;
+    const int64_t kernel_extents           = p.axis[0].kernel + p.axis[1].kernel + p.axis[2].kernel;
+    if (status s = launch("tconv::kernel::prepare_implicit_gemm",
+                          kernel::prepare_implicit_gemm<instruction, Form, In>,
+                          {plan.pack_blocks,
+                           tuning::implicit_gemm_pack_threads,
+                           static_cast<std::size_t>(kernel_extents) * sizeof(kernel::packed_tap),
+                           overlap_predecessor,
+                           instruction == gemm_instruction::warpgroup ? tuning::implicit_gemm_pack_cluster : 1},
+                          stream,
+                          p,
+                          w,
+                          packed,
+                          phases,
+                          steps,
+                          inverse_scales,
+                          lost);
+        !s.ok())
+    {
+      return s;
+    }
+    return detail::visit_gemm_policy<instruction>(p.columns, p.sets, [&](auto policy) -> status {
+      using policy_type = decltype(policy);
+      return launch("tconv::kernel::implicit_gemm",
+                    kernel::implicit_gemm<policy_type, Form, Finish, In>,
+                    {blocks > 0 ? blocks : detail::gemm_blocks(p, multiprocessors),
+                     policy_type::threads,
+                     static_cast<std::size_t>(plan.shared_bytes),
+                     true},
+                    stream,
+                    p,
+                    x,
+                    w,
+                    packed,
+                    phases,
+                    steps,
+                    inverse_scales,
+                    lost,
+                    plan.pack_blocks,
+                    finish);
+    });
   });
 }
 

@@ -30,12 +30,8 @@ struct output_moments_plan
   /// For the canonical \p shape.
   output_moments_plan(const conv_transpose_shape<3>& shape, const options& opts)
       : gather(detail::plan_gather(shape, false, opts.input_layout))
-      , gemm(opts.engine != engine::gather && implicit_gemm_available()
-               ? detail::plan_implicit_gemm(shape, form, opts.input_layout)
-               : detail::gemm_plan{})
-      , tensor_cores(gemm.supported
-                     && (opts.engine == engine::implicit_gemm
-                         || detail::milliseconds(gemm, shape, false) < detail::milliseconds(gather, shape, false)))
+      , gemm(plan_implicit_gemm<In>(shape, math::precise, opts))
+      , tensor_cores(detail::choose_tensor_cores(gemm, gather, shape, false, opts.engine))
       , milliseconds(tensor_cores ? detail::milliseconds(gemm, shape, false)
                                   : detail::milliseconds(gather, shape, false))
       , blocks(tensor_cores ? detail::gemm_blocks(gemm.problem, tuning::implicit_gemm_multiprocessors) : 0)
@@ -73,7 +69,7 @@ struct output_moments_workspace
                               bool overlap_predecessor,
                               cudaStream_t stream) const
   {
-#if defined(TCONV_ENABLE_SM90A)
+#if TCONV_DETAIL_TENSOR_CORES
     if (plan.tensor_cores)
     {
       const kernel::reduce_gemm_moments reduce{partials.get(space), plan.partials};

@@ -2,20 +2,29 @@
 #pragma once
 
 /// \file
-/// Policies of the Hopper tensor-core engine.
+/// Policies of the tensor-core engine.
 
 #include "../detail/config.hpp"
 
 TCONV_NAMESPACE_BEGIN
 
+/// Which matrix instructions multiply.
+enum class gemm_instruction : int
+{
+  warp      = 0, ///< mma.sync: of one warp, compute capability 8.0 and newer
+  warpgroup = 1  ///< wgmma: of four warps, which sm_90a alone has
+};
+
 namespace tuning
 {
 
 /// The register tile and the warps of one kernel: each consumer warpgroup multiplies 64 cells by all columns, for one phase along w
-/// or for both of stride 2; one more warpgroup copies.
-template <int Columns, int Sets>
+/// or for both of stride 2; one more warpgroup copies. Tiles do not depend on the instruction, and neither does a bit of the sums.
+template <int Columns, int Sets, gemm_instruction Instruction = gemm_instruction::warpgroup>
 struct implicit_gemm_policy
 {
+  /// What multiplies.
+  static constexpr gemm_instruction instruction = Instruction;
   /// Output channels of a tile.
   static constexpr int columns = Columns;
   /// Phases along w that a thread holds; 2 for stride 2, so that its outputs are contiguous in memory.
@@ -28,26 +37,28 @@ struct implicit_gemm_policy
   /// Four warpgroups while a thread holds 64 accumulators: one's epilogue runs under the others' products.
   static constexpr int consumers = accumulators <= 64 ? 4 : 2;
   static constexpr int rows      = consumers * 64; ///< cells of a tile
-  /// Two warpgroups that copy where registers allow: with few accumulators there are as many inputs as outputs, and staging them is
-  /// what limits a block (three warps: L1_57 waited for them a third of its time).
-  static constexpr int copying = accumulators <= 32 ? 2 : 1;
-  static constexpr int threads = (consumers + copying) * 128;
-  /// Warps of the copying warpgroups that stage the input; one streams weights.
-  static constexpr int staging_warps   = copying * 4 - 1;
+  /// Warps that copy: one streams weights, the others stage the input. Two warpgroups where registers allow: with few accumulators there are
+  /// as many inputs as outputs, and staging them is what limits a block (three warps: L1_57 waited for them a third of its time). With mma.sync
+  /// registers are dealt out evenly, and 80 for each of 768 threads are too few.
+  static constexpr int copying_warps   = Instruction == gemm_instruction::warpgroup && accumulators <= 32 ? 8 : 4;
+  static constexpr int threads         = consumers * 128 + copying_warps * 32;
+  static constexpr int staging_warps   = copying_warps - 1;
   static constexpr int staging_threads = staging_warps * 32;
   /// Steps of one phase that are multiplied at once, whose left operands take \p Registers each: as many as there are registers for.
+  /// Instructions of a warp are waited for one by one, so that there is nothing to gain.
   template <int Registers>
-  static constexpr int steps_at_once = accumulators > 32 ? (Registers <= 4 ? 2 : 1)
-                                     : Registers <= 4    ? 4
-                                     : Registers <= 8    ? 2
-                                                         : (accumulators <= 16 ? 2 : 1);
-  /// Registers per thread: what consumers take, what the copying warpgroups keep. Together no more than the block is launched with: 80
+  static constexpr int steps_at_once = Instruction == gemm_instruction::warp ? 1
+                                     : accumulators > 32                     ? (Registers <= 4 ? 2 : 1)
+                                     : Registers <= 4                        ? 4
+                                     : Registers <= 8                        ? 2
+                                                                             : (accumulators <= 16 ? 2 : 1);
+  /// Registers per thread with wgmma: what consumers take, what the copying warpgroups keep. Together no more than the block is launched with: 80
   /// for each of 768 threads, 96 for 640, 168 for 384.
-  static constexpr int consumer_registers = copying == 2 ? 88 : (consumers == 4 ? 104 : 216);
+  static constexpr int consumer_registers = copying_warps == 8 ? 88 : (consumers == 4 ? 104 : 216);
   static constexpr int producer_registers = consumers == 4 ? 64 : 72;
 };
 
-/// Dynamic shared memory of a block: one block per multiprocessor.
+/// Dynamic shared memory of a block: one block per multiprocessor. What compute capability 9.0 has; others have less.
 inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
 /// Bytes of one stage of weights, at most, unless one step needs more.
 inline constexpr int implicit_gemm_stage_bytes = 12 * 1024;
