@@ -219,7 +219,7 @@ TCONV_DEVICE unsigned round_tf32(float v)
   return result;
 }
 
-/// Copies 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false, whatever the source. The size is an
+/// Copies 4, 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false, whatever the source. The size is an
 /// operand here, and not a branch as in the runtime's function.
 template <int Bytes>
 TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists)
@@ -232,7 +232,8 @@ TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists
   }
   else
   {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(source), "r"(read) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(source), "r"(read), "n"(Bytes)
+                 : "memory");
   }
 }
 
@@ -349,6 +350,33 @@ struct plane_stager
       source += along_w ? channel_step : step;
     }
   }
+  /// The same one element at a time, as positions would bring them; of 4 bytes, fewer cannot be copied so.
+  TCONV_DEVICE void copy_elements(int number, unsigned char* plane) const
+  {
+    const auto in_h         = static_cast<int>(problem.axis[1].in);
+    const auto in_w         = static_cast<int>(problem.axis[2].in);
+    const auto channel_step = static_cast<unsigned>(problem.x.channel);
+    const auto step         = static_cast<unsigned>(problem.x.position);
+    const location at       = locate(number);
+    const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
+    const int h             = first_h + at.row;
+    const int w             = first_w + 4 * at.column;
+    const bool inside       = plane_inside && h >= 0 && h < in_h;
+    unsigned source         = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
+                    + static_cast<unsigned>(channel) * channel_step;
+    unsigned char* to = plane + target_of(at);
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < 4; ++c)
+    {
+      const bool exists = inside && channel + c < static_cast<int>(problem.in_channels);
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < 4; ++p)
+      {
+        copy_async_bytes<4>(to + unit(c) + 4 * p, sample + (source + p * step), exists && w + p >= 0 && w + p < in_w);
+      }
+      source += channel_step;
+    }
+  }
   /// Takes an item that has been copied to \p from and is to be converted.
   template <input_vector Vector>
   TCONV_DEVICE void take(item& of, const unsigned char* from) const
@@ -363,7 +391,7 @@ struct plane_stager
         TCONV_PRAGMA_UNROLL
         for (int k = 0; k < 4; ++k)
         {
-          of.words[Vector == input_vector::positions ? i : k][Vector == input_vector::positions ? k : i] = parts[k];
+          of.words[Vector == input_vector::channels ? k : i][Vector == input_vector::channels ? i : k] = parts[k];
         }
       }
       else
@@ -376,7 +404,7 @@ struct plane_stager
     }
   }
 
-  /// Loads item \p number, one element at a time.
+  /// Loads item \p number of 16-bit elements, one at a time.
   TCONV_DEVICE void load(item& of, int number) const
   {
     const auto in_h         = static_cast<int>(problem.axis[1].in);
@@ -403,19 +431,8 @@ struct plane_stager
           values[p] = sample[source + p * step];
         }
       }
-      if constexpr (sizeof(In) == 4)
-      {
-        TCONV_PRAGMA_UNROLL
-        for (int p = 0; p < 4; ++p)
-        {
-          of.words[c][p] = __float_as_uint(to_float(values[p]));
-        }
-      }
-      else
-      {
-        of.words[c][0] = join(values[0], values[1]);
-        of.words[c][1] = join(values[2], values[3]);
-      }
+      of.words[c][0] = join(values[0], values[1]);
+      of.words[c][1] = join(values[2], values[3]);
       source += channel_step;
     }
   }
@@ -551,13 +568,14 @@ struct plane_stager
     return lost_count;
   }
 
-  /// Inspects and stores the items of this warp, copied before unless Vector is none; bit i of the result is set where an input of turn i
+  /// Inspects and stores the items of this warp, copied before unless they are single elements of 16 bits; bit i of the result is set where an input of turn i
   /// may be lost.
   template <input_vector Vector>
   TCONV_DEVICE unsigned convert_items(unsigned char* plane, float threshold, float scale, float& peak) const
   {
     // Two items at a time where there is most to do: a warp is short of independent instructions.
-    constexpr int together = Form == gemm_form::split && Vector != input_vector::none ? 2 : 1;
+    constexpr bool copied  = Vector != input_vector::none || sizeof(In) == 4;
+    constexpr int together = Form == gemm_form::split ? 2 : 1;
     unsigned suspicious    = 0;
     unsigned turn          = 1;
 #pragma unroll 1
@@ -573,13 +591,13 @@ struct plane_stager
         if (number < items)
         {
           at[i] = plane + target_of(locate(number));
-          if constexpr (Vector == input_vector::none)
+          if constexpr (copied)
           {
-            load(now[i], number);
+            take<Vector>(now[i], at[i]);
           }
           else
           {
-            take<Vector>(now[i], at[i]);
+            load(now[i], number);
           }
         }
       }
@@ -631,6 +649,14 @@ struct plane_stager
       for (int number = first + lane; number < items; number += Warps * 32)
       {
         copy<input_vector::channels>(number, plane);
+      }
+    }
+    else if constexpr (sizeof(In) == 4)
+    {
+#pragma unroll 1
+      for (int number = first + lane; number < items; number += Warps * 32)
+      {
+        copy_elements(number, plane);
       }
     }
   }
