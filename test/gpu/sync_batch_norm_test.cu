@@ -814,6 +814,13 @@ TEST(sync_batch_norm_arguments, of_the_first_half)
   reject([](call& c) { c.shape.stride[0] = 0; }, "shape.stride[h] = 0", "must be >= 1");
   reject([](call& c) { c.shape.batch = -1; }, "shape.batch = -1", "must be >= 0");
   reject([](call& c) { c.shape.output_slice = {6, 1}; }, "shape.output_slice", "");
+  // Weights and outputs fit, three doubles of each channel do not.
+  reject(
+    [](call& c) {
+      c.shape = make_shape<2>({1, 1, std::int64_t{1} << 59, 1}, {1, 1}, {1, 1});
+    },
+    "shape.out_channels = ",
+    "must fit 63 bits");
   expect_rejection(
     &call::first,
     [](call& c) { c.options.engine = tconv::engine::spectral; },
@@ -850,6 +857,7 @@ TEST(sync_batch_norm_arguments, of_the_second_half)
   {
     reject([&](call& c) { c.ranks = ranks; }, "ranks = " + std::to_string(ranks), "must be >= 1");
   }
+  reject([](call& c) { c.ranks = std::int64_t{1} << 59; }, "shape.out_channels = 6", "must fit 63 bits");
   reject([](call& c) { c.means = 0; }, "means:", "must not be null");
   reject([](call& c) { c.statistics = 0; }, "statistics:", "must not be null");
   reject([](call& c) { c.y = 0; }, "y:", "must not be null");

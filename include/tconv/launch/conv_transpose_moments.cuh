@@ -8,6 +8,10 @@
 #include "output_moments.cuh"
 #include "spectral_moments.cuh"
 
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace runtime
@@ -138,6 +142,20 @@ std::size_t moments_workspace_bytes(const conv_transpose_shape<Rank>& shape, con
   return std::max(Plan<float>(s3, opts).layout.bytes(), Plan<__half>(s3, opts).layout.bytes());
 }
 
+/// Rejects shapes of which the means [batch, out_channels] or the moments [ranks, out_channels] do not fit 63 bits of bytes.
+template <int Rank>
+[[nodiscard]] status check_moments_bytes(const conv_transpose_shape<Rank>& shape, int64_t ranks)
+{
+  constexpr int64_t most = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(moments<double>));
+  if (shape.out_channels > most / std::max(shape.batch, ranks))
+  {
+    return status::error(status_code::invalid_argument,
+                         "shape.out_channels = %lld: the bytes of means and statistics must fit 63 bits",
+                         static_cast<long long>(shape.out_channels));
+  }
+  return {};
+}
+
 /// Threads of the kernels that have a block for a channel.
 inline constexpr int channel_threads = 256;
 
@@ -165,8 +183,7 @@ std::size_t conv_transpose_moments_workspace_bytes(const conv_transpose_shape<Ra
 /// \param space       conv_transpose_moments_workspace_bytes(shape, opts) bytes
 /// \param stream      see conv_transpose()
 ///
-/// Means and variances as for batch_norm_train_global_mean(), which is as exact and takes as many launches. Nothing is stored of the
-/// convolution. Batch 0 and an empty output leave empty moments (count 0), which change nothing that they are merged with; only
+/// As exact as batch_norm_train_global_mean(), with as many launches, and nothing is stored of the convolution. Batch 0 and an empty output leave empty moments (count 0), which change nothing that they are merged with; only
 /// statistics is looked at then. Errors as for conv_transpose().
 template <int Rank, class In>
 [[nodiscard]] status conv_transpose_moments(const In* x,
@@ -180,6 +197,10 @@ template <int Rank, class In>
 {
   static_assert(is_tensor_type<In>::value, "tconv: x and w are float, __half or __nv_bfloat16");
   if (status s = validate(shape); !s.ok())
+  {
+    return s;
+  }
+  if (status s = runtime::check_moments_bytes(shape, 1); !s.ok())
   {
     return s;
   }

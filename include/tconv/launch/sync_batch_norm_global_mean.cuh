@@ -6,8 +6,6 @@
 
 #include "batch_norm_train_global_mean.cuh"
 
-#include <limits>
-
 TCONV_CUDA_NAMESPACE_BEGIN
 
 static_assert(sizeof(moments<double>) == 3 * sizeof(double), "an exchange may send moments as doubles");
@@ -21,7 +19,7 @@ static_assert(sizeof(moments<double>) == 3 * sizeof(double), "an exchange may se
 ///
 /// \param means       [batch, out_channels] fp64, of these samples, as conv_transpose_moments() leaves them
 /// \param statistics  [ranks, out_channels], those of each rank, also of this one. A rank with count 0 changes nothing
-/// \param ranks       >= 1; parts of the batch, on as many GPUs or one after the other
+/// \param ranks       >= 1 and <= 2^60; parts of the batch, on as many GPUs or one after the other
 /// \param y           [batch, out_channels] fp32, fp16 or bf16, may be a slice of a wider [batch, tensor_channels]; outputs must not
 ///                    overlap an input or each other
 /// \param shape       that of conv_transpose_moments(): batch is of this rank; output_slice is where y stands
@@ -58,12 +56,14 @@ template <int Rank, class Out, class... Functors>
   {
     return s;
   }
-  constexpr int64_t most = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(moments<double>));
-  if (ranks < 1 || ranks > most / shape.out_channels)
+  if (ranks < 1 || ranks > detail::field_limit)
   {
-    return status::error(status_code::invalid_argument,
-                         "ranks = %lld: must be >= 1, and the bytes of statistics must fit 63 bits",
-                         static_cast<long long>(ranks));
+    return status::error(
+      status_code::invalid_argument, "ranks = %lld: must be >= 1 and <= 2^60", static_cast<long long>(ranks));
+  }
+  if (status s = runtime::check_moments_bytes(shape, ranks); !s.ok())
+  {
+    return s;
   }
   if (shape.output_positions() == 0)
   {
