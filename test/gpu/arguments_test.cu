@@ -625,6 +625,7 @@ TEST(arguments, nothing_to_do_needs_no_workspace)
     EXPECT_EQ(tconv::conv_transpose_workspace_bytes(shape, functors), 0U) << to_string(shape);
     EXPECT_EQ(tconv::global_mean_workspace_bytes(shape, functors), 0U) << to_string(shape);
     EXPECT_EQ(tconv::batch_norm_train_global_mean_workspace_bytes(shape, functors), 0U) << to_string(shape);
+    EXPECT_EQ(tconv::conv_transpose_moments_workspace_bytes(shape), 0U) << to_string(shape);
   };
   expect(make_shape<2>({0, 4, 6, 2}, {3, 5}, {2, 2}));
   expect(make_shape<2>({2, 4, 6, 2}, {3, 5}, {2, 2}, {1, 1}, {2, 0}));
@@ -908,7 +909,6 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
       opts.engine = engine;
       const tconv::runtime::batch_norm_train_plan<float> train(shape, opts);
       std::vector<extent> pieces = of_collapse(train.collapse);
-      pieces.push_back({train.means.offset, 8 * shape.batch * shape.out_channels});
       if (train.spectral)
       {
         const auto& p = train.spectrum.problem;
@@ -925,6 +925,10 @@ TEST(arguments, pieces_of_the_workspace_are_aligned_and_disjoint)
           {train.pass_pieces.partials.offset,
            shape.out_channels * train.pass.partials * static_cast<std::int64_t>(sizeof(tconv::moments<float>))});
       }
+      const tconv::runtime::conv_transpose_moments_plan<float> moments(shape, opts);
+      expect_partition(pieces, moments.layout.bytes(), name);
+      EXPECT_EQ(moments.layout.bytes(), tconv::conv_transpose_moments_workspace_bytes(shape, opts));
+      pieces.push_back({train.means.offset, 8 * shape.batch * shape.out_channels});
       expect_partition(pieces, train.layout.bytes(), name);
       EXPECT_EQ(train.layout.bytes(), tconv::batch_norm_train_global_mean_workspace_bytes(shape, chain<>{}, opts));
     }

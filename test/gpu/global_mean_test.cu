@@ -6,7 +6,7 @@
 #include "common/conv_case.hpp"
 #include "common/device.hpp"
 #include "common/recipes.hpp"
-#include "common/typed_convolution.cuh"
+#include "common/train_case.cuh"
 
 #include <tconv/reference/batch_norm.hpp>
 #include <tconv/reference/chain.hpp>
@@ -176,30 +176,6 @@ TEST_F(global_mean_gpu, channel_functors_after_the_mean)
     }));
   }
 }
-
-/// Arguments of a BatchNorm layer on host and device.
-struct layer
-{
-  std::vector<float> gamma, beta, mean, var;
-  device_buffer<float> d_gamma, d_beta, d_mean, d_var;
-
-  layer(std::uint32_t seed, std::int64_t channels)
-      : gamma(random_values(seed, channels, -2.0f, 2.0f))
-      , beta(random_values(seed + 1, channels))
-      , mean(random_values(seed + 2, channels))
-      , var(random_values(seed + 3, channels, 0.1f, 4.0f))
-      , d_gamma(gamma)
-      , d_beta(beta)
-      , d_mean(mean)
-      , d_var(var)
-  {}
-  tconv::batch_norm_arguments host() { return {gamma.data(), beta.data(), mean.data(), var.data()}; }
-  tconv::batch_norm_arguments device() { return {d_gamma.data(), d_beta.data(), d_mean.data(), d_var.data()}; }
-  bool guards_intact() const
-  {
-    return d_gamma.guards_intact() && d_beta.guards_intact() && d_mean.guards_intact() && d_var.guards_intact();
-  }
-};
 
 class batch_norm_gpu : public gpu_test
 {};
@@ -375,43 +351,6 @@ TEST_F(batch_norm_gpu, train_over_random_shapes)
     SCOPED_TRACE(random.replay());
     check_train(s, random_values(i, s.input_elements()), random_values(i + 1, s.weight_elements()), 1e-5);
   }
-}
-
-/// Shapes where nothing is cropped: what the spectral engine takes.
-std::vector<shape3> uncropped_shapes()
-{
-  std::vector<shape3> shapes = {
-    make_shape<3>({1, 1, 1, 1}, {1, 1, 2}, {1, 1, 1}),
-    make_shape<3>({2, 3, 5, 1}, {4, 5, 6}, {3, 3, 3}),
-    make_shape<3>({1, 33, 3, 1}, {1, 1, 20}, {1, 1, 5}),
-    make_shape<3>({17, 35, 70, 1}, {3, 4, 5}, {2, 3, 1}),
-    make_shape<3>({33, 2, 3, 1}, {1, 2, 3}, {1, 2, 2}),
-    make_shape<3>({3, 65, 9, 1}, {3, 6, 7}, {5, 7, 6}),
-    make_shape<3>({2, 5, 66, 1}, {1, 37, 31}, {1, 2, 7}),
-    make_shape<3>({1, 2, 2, 1}, {1, 1, 100}, {1, 1, 20}), // more frequencies than one chunk of the small grid
-    make_shape<3>({1, 2, 2, 1}, {1, 90, 3}, {1, 11, 1}),
-    make_shape<3>({1, 2, 2, 1}, {40, 3, 2}, {8, 1, 2}),
-    make_shape<3>({2, 8, 6, 1},
-                  {16, 32, 32},
-                  {5, 5, 5}), // a size with a kernel of its own, also with more than a tile of channels or
-    make_shape<3>({2, 33, 5, 1}, {16, 32, 32}, {5, 5, 5}), // a step of samples, and with other extents of x
-    make_shape<3>({17, 3, 2, 1}, {16, 32, 32}, {5, 5, 5}),
-    make_shape<3>({3, 66, 2, 1}, {16, 32, 32}, {5, 5, 5}),
-    make_shape<3>({1, 2, 3, 1}, {18, 31, 34}, {3, 6, 3}),
-  };
-  for (std::uint32_t i = 0; i < 40; ++i)
-  {
-    random_stream random(5000 + i);
-    // In this order: arguments of a call are evaluated in any.
-    std::array<std::int64_t, 9> v{};
-    for (std::size_t a = 0; a < v.size(); ++a)
-    {
-      constexpr std::int64_t most[9] = {4, 40, 70, 4, 9, 13, 4, 4, 6};
-      v[a]                           = random.integer(1, most[a]);
-    }
-    shapes.push_back(make_shape<3>({v[0], v[1], v[2], 1}, {v[3], v[4], v[5] + 1}, {v[6], v[7], v[8]}));
-  }
-  return shapes;
 }
 
 // The sum of squares from the spectrum of x, the pass over the outputs and the reference agree.
@@ -683,30 +622,10 @@ TEST_F(batch_norm_gpu, a_thousand_launches_by_spectrum_give_the_same_bits)
 
 // Half types, channels last, and slices.
 
-template <class InType, class OutType, int Number>
-struct pair
-{
-  using in                    = InType;
-  using out                   = OutType;
-  static constexpr int number = Number;
-};
-using pairs = testing::Types<pair<float, float, 0>,
-                             pair<__half, __half, 1>,
-                             pair<__half, float, 2>,
-                             pair<__nv_bfloat16, __nv_bfloat16, 3>,
-                             pair<__nv_bfloat16, float, 4>>;
-
 template <class Pair>
 class mean_types_gpu : public gpu_test
 {};
 TYPED_TEST_SUITE(mean_types_gpu, pairs);
-
-/// Half of the spacing of the output, where that is not fp32 itself.
-template <class Out>
-double rounding(double value)
-{
-  return std::is_same<Out, float>::value ? 0.0 : ulp(value, format_of<Out>::value) / 2;
-}
 
 /// y of a launcher with everything placed as \p how says, channels first; empty after a failure. \p launcher: bytes(shape,
 /// functors, options) and launch(x, w, y, shape, functors, options, workspace, stream); \p make_chain(bias on the device).
@@ -800,10 +719,6 @@ std::vector<float> typed_mean(const shape3& s,
 {
   return run_mean<In, Out>(s, x, w, b, how, written, mean_launcher{}, make_chain);
 }
-
-/// Relative to the magnitude, in units of 2^-24: 10 additions in fp32 over x (two levels and another vector of 4 in a load of 16
-/// bytes, seven more loads), 2 over w, fp64 beyond.
-constexpr double mean_error = 12 * 0x1p-24;
 
 TYPED_TEST(mean_types_gpu, awkward_shapes)
 {
@@ -977,72 +892,22 @@ TYPED_TEST(mean_types_gpu, large_sums_of_constants_are_exact)
   }
 }
 
-/// batch_norm_train_global_mean against the reference. Per channel: E, the contract's bound of an output, makes the variance
-/// wrong by at most 2 E sigma + E^2, and merges of moments in fp32 by some 2^-16 of it; means are as global_mean's.
+/// batch_norm_train_global_mean against the reference.
 template <class In, class Out>
 void check_typed_train(const shape3& s, const convolution_inputs<In>& inputs, const arrangement& how)
 {
   SCOPED_TRACE(std::string(format_of<In>::name) + " -> " + format_of<Out>::name + ", " + to_string(s) + ", "
                + to_string(how));
   layer bn(7, s.out_channels);
-  auto device     = bn.device();
-  device.momentum = 1.0f;
-  device.eps      = 1e-3f;
-  const auto y    = run_mean<In, Out>(
-    s, inputs.x, inputs.w, inputs.b, how, s.out_channels, train_launcher{device}, [](const float* b) {
+  const auto y = run_mean<In, Out>(
+    s, inputs.x, inputs.w, inputs.b, how, s.out_channels, train_launcher{bn.device(1.0f)}, [](const float* b) {
       return chain(tconv::bias(b), tconv::scale(2.0f));
     });
   ASSERT_FALSE(y.empty());
   EXPECT_TRUE(bn.guards_intact());
-
-  const full_reference& full   = inputs.expected;
-  const std::int64_t positions = s.output_positions();
-  std::vector<double> value    = full.value;
-  tconv::reference::apply(
-    chain(tconv::bias(inputs.b.data()), tconv::scale(2.0f)), value.data(), s.batch, s.out_channels, positions);
-  auto host            = bn.host();
-  host.momentum        = 1.0f;
-  host.eps             = 1e-3f;
-  const auto moments   = tconv::reference::batch_norm_train(value.data(), s.batch, s.out_channels, positions, host);
-  const auto expected  = tconv::reference::global_mean(value.data(), s.batch, s.out_channels, positions);
-  const auto magnitude = tconv::reference::global_mean(full.magnitude.data(), s.batch, s.out_channels, positions);
-  const auto var       = bn.d_var.download();
-  const auto mean      = bn.d_mean.download();
-  std::vector<double> of_mean(bn.gamma.size());     // error of a mean, of 2 (y + bias)
-  std::vector<double> of_variance(bn.gamma.size()); // error of the biased variance
-  for (std::size_t c = 0; c < of_mean.size(); ++c)
-  {
-    double worst = 0;
-    double most  = 0;
-    for (std::int64_t n = 0; n < s.batch; ++n)
-    {
-      const auto row = static_cast<std::size_t>(n) * of_mean.size() + c;
-      most           = std::fmax(most, magnitude[row]);
-      for (std::size_t p = 0; p < static_cast<std::size_t>(positions); ++p)
-      {
-        const std::size_t i = row * static_cast<std::size_t>(positions) + p;
-        worst               = std::fmax(worst, (static_cast<double>(full.terms[i]) + 8) * 0x1p-24 * full.magnitude[i]);
-      }
-    }
-    const double e     = 2 * worst;
-    const double sigma = std::sqrt(moments[c].biased_variance());
-    of_mean[c]         = 2 * mean_error * most;
-    of_variance[c]     = 2 * e * sigma + e * e + 0x1p-16 * sigma * sigma;
-    const double exact = moments[c].unbiased_variance();
-    const double scale = moments[c].count / (moments[c].count - 1);
-    EXPECT_NEAR(static_cast<double>(var[c]), exact, of_variance[c] * scale + ulp(exact)) << "channel " << c;
-    EXPECT_NEAR(static_cast<double>(mean[c]), moments[c].mean, of_mean[c] + ulp(moments[c].mean)) << "channel " << c;
-  }
-  EXPECT_TRUE(compare_values(y.data(), expected.data(), {s.batch, s.out_channels}, [&](std::int64_t i, double v) {
-    const std::size_t c   = static_cast<std::size_t>(i) % of_mean.size();
-    const double radicand = moments[c].biased_variance() + 1e-3;
-    const auto gamma      = std::fabs(static_cast<double>(bn.gamma[c]));
-    const double centred  = std::fabs(v - static_cast<double>(bn.beta[c]));
-    // The root halves the variance's relative error to first order; the other half is room for the rest.
-    const double of_root = of_variance[c] / radicand;
-    const double own     = gamma / std::sqrt(radicand) * 2 * of_mean[c] * (1 + of_root) + centred * of_root + ulp(v);
-    return tolerance{own + rounding<Out>(std::fabs(v) + own), 0.0};
-  }));
+  const trained_means expected(s, inputs.expected, inputs.b, bn);
+  expected.check_running(bn.d_mean.download(), bn.d_var.download());
+  EXPECT_TRUE(expected.compare<Out>(y));
 }
 
 template <class Pair>

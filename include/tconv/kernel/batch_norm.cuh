@@ -42,7 +42,7 @@ update_running_statistics(const batch_norm_arguments& arguments, int64_t c, doub
   update(arguments.running_var, unbiased_variance);
 }
 
-/// Statistics of batch_norm_means() and batch_norm_statistics(): moments of pieces of each channel. \p partials
+/// Moments of pieces of each channel, by themselves for batch_norm_statistics() or as spread of exact_moments. \p partials
 /// [channels][per_channel].
 struct partial_moments
 {
@@ -80,7 +80,7 @@ struct partial_moments
   TCONV_DEVICE void find_means(int64_t) const {}
 };
 
-/// Statistics of batch_norm_means(): sums of squares around the samples' means, in \p per_channel pieces, and those
+/// Spread of exact_moments: sums of squares around the samples' means, in \p per_channel pieces, and those
 /// means, each of \p positions values. \p squares [channels][per_channel], \p means [batch][channels].
 struct sample_squares
 {
@@ -142,11 +142,93 @@ struct collapsed_squares : sample_squares
   }
 };
 
+/// Statistics of batch_norm_means() and store_moments_of_channels(): the deviations that \p Spread knows, around the exact mean,
+/// that of the samples' means. \p means [batch][channels], which spread may have to find first.
+template <class Spread>
+struct exact_moments
+{
+  Spread spread;
+  const double* means;
+  int64_t batch;
+  int64_t channels;
+
+  /// Moments of channel \p c, in thread 0; all of its means are found by then. Called by the block.
+  template <int Threads>
+  TCONV_DEVICE moments<double> total(int64_t c) const
+  {
+    using block_sum   = cub::BlockReduce<double, Threads>;
+    using block_merge = cub::BlockReduce<moments<double>, Threads>;
+    __shared__ typename block_sum::TempStorage sum_scratch;
+    __shared__ typename block_sum::TempStorage square_scratch;
+    __shared__ typename block_merge::TempStorage merge_scratch;
+    const int thread = static_cast<int>(threadIdx.x);
+    spread.find_means(c);
+    const moments<double> mine = spread.moments_of(c, thread, Threads);
+    double sum                 = 0;
+    for (int64_t n = thread; n < batch; n += Threads)
+    {
+      sum += means[n * channels + c];
+    }
+    // The order of the trees is fixed.
+    moments<double> result = block_merge(merge_scratch).Reduce(mine, [](moments<double> a, const moments<double>& b) {
+      a.merge(b);
+      return a;
+    });
+    result.m2 += block_sum(square_scratch).Sum(spread.squares_of(c, thread, Threads));
+    result.mean = block_sum(sum_scratch).Sum(sum) / static_cast<double>(batch);
+    return result;
+  }
+};
+
+/// Statistics of batch_norm_means(): moments of parts of the batch, merged in the order of ranks. \p parts [ranks][channels].
+struct rank_moments
+{
+  const moments<double>* parts;
+  int64_t ranks;
+  int64_t channels;
+
+  /// Moments of channel \p c, in thread 0.
+  template <int Threads>
+  TCONV_DEVICE moments<double> total(int64_t c) const
+  {
+    moments<double> result;
+    if (threadIdx.x == 0)
+    {
+      // One after the other on every rank, so that all of them get the same bits.
+      for (int64_t rank = 0; rank < ranks; ++rank)
+      {
+        result.merge(parts[rank * channels + c]);
+      }
+    }
+    return result;
+  }
+};
+
+/// result[c] = moments of channel c of \p statistics, a channel per block.
+template <int Threads, class Statistics>
+__global__ __launch_bounds__(Threads) void store_moments_of_channels(const __grid_constant__ Statistics statistics,
+                                                                     moments<double>* result,
+                                                                     int64_t channels)
+{
+  runtime::grid_dependency_wait();
+
+  for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
+  {
+    const moments<double> total = statistics.template total<Threads>(c);
+    if (threadIdx.x == 0)
+    {
+      result[c] = total;
+    }
+    __syncthreads();
+  }
+}
+
 /// Train-mode BatchNorm of globally averaged outputs, one channel per block.
 ///
-/// \p statistics: of the convolution's outputs; \p means [batch][channels]: exact means per sample, which statistics may
-/// have to find first. With a = slope of \p before, and everything centred before it is scaled,
+/// \p statistics: of the convolution's outputs, of which these may be a part; \p means [batch][channels]: exact means per
+/// sample, which statistics may have to find first. With a = slope of \p before, and everything centred before it is scaled,
 ///     y[n, c] = gamma * a * (mean[n, c] - mean[c]) / sqrt(a^2 var[c] + eps) + beta.
+/// Without a value in the statistics of a channel nothing is tracked.
 template <int Threads, class Statistics, class Chain, class Out>
 __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constant__ Statistics statistics,
                                                             const double* means,
@@ -157,43 +239,26 @@ __global__ __launch_bounds__(Threads) void batch_norm_means(const __grid_constan
                                                             const __grid_constant__ Chain before,
                                                             const batch_norm_arguments arguments)
 {
-  using block_sum   = cub::BlockReduce<double, Threads>;
-  using block_merge = cub::BlockReduce<moments<double>, Threads>;
-  __shared__ typename block_sum::TempStorage sum_scratch;
-  __shared__ typename block_sum::TempStorage square_scratch;
-  __shared__ typename block_merge::TempStorage merge_scratch;
   __shared__ double shared_mean;
   __shared__ double shared_factor;
   runtime::grid_dependency_wait();
 
   for (int64_t c = blockIdx.x; c < channels; c += gridDim.x)
   {
-    const int thread = static_cast<int>(threadIdx.x);
-    statistics.find_means(c);
-    const moments<double> mine = statistics.moments_of(c, thread, Threads);
-    double sum                 = 0;
-    for (int64_t n = thread; n < batch; n += Threads)
-    {
-      sum += means[n * channels + c];
-    }
-    // The order of the trees is fixed.
-    moments<double> total = block_merge(merge_scratch).Reduce(mine, [](moments<double> a, const moments<double>& b) {
-      a.merge(b);
-      return a;
-    });
-    total.m2 += block_sum(square_scratch).Sum(statistics.squares_of(c, thread, Threads));
-    sum = block_sum(sum_scratch).Sum(sum);
+    const moments<double> total = statistics.template total<Threads>(c);
     if (threadIdx.x == 0)
     {
       const coordinate at   = {0, c};
       const double slope    = chain_slope(before, at);
-      const double mean     = sum / static_cast<double>(batch);
       const double biased   = slope * slope * total.biased_variance();
       const double unbiased = slope * slope * total.unbiased_variance();
       const double gamma    = arguments.gamma != nullptr ? static_cast<double>(arguments.gamma[c]) : 1.0;
-      shared_mean           = mean;
+      shared_mean           = total.mean;
       shared_factor         = slope * batch_norm_slope(biased, static_cast<double>(arguments.eps), gamma);
-      update_running_statistics(arguments, c, apply_to_mean(before, mean, at), unbiased);
+      if (total.count > 0)
+      {
+        update_running_statistics(arguments, c, apply_to_mean(before, total.mean, at), unbiased);
+      }
     }
     __syncthreads();
     const double beta = arguments.beta != nullptr ? static_cast<double>(arguments.beta[c]) : 0.0;

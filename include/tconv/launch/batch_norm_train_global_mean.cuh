@@ -5,44 +5,56 @@
 /// Transposed convolution -> linear functors -> BatchNorm in train mode -> global average pool, without storing the
 /// convolution's output.
 
-#include "global_mean.cuh"
-#include "output_moments.cuh"
-#include "spectral_moments.cuh"
+#include "conv_transpose_moments.cuh"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace runtime
 {
 
-/// Plan and workspace of batch_norm_train_global_mean(), for query and run.
+/// Plan and workspace of batch_norm_train_global_mean(), for query and run: moments, and where the samples' means stand.
 template <class In>
-struct batch_norm_train_plan
+struct batch_norm_train_plan : conv_transpose_moments_plan<In>
 {
-  detail::spectral_plan spectrum;
-  output_moments_plan<In> pass;
-  /// Variances come from the spectrum of x; else from a pass over the outputs.
-  bool spectral;
-  /// The spectral kernels sum x and w, so that x is read once.
-  bool sums_on_the_way;
-  detail::workspace_layout layout;
-  collapse_plan collapse;
   detail::workspace_layout::piece<double> means;
-  spectral_workspace squares;
-  output_moments_workspace<In> pass_pieces;
 
   batch_norm_train_plan(const conv_transpose_shape<3>& shape, const options& opts)
-      : spectrum(detail::plan_spectral(shape, opts.input_layout, clusters_available()))
-      , pass(shape, opts)
-      , spectral(spectrum.possible
-                 && (opts.engine == engine::spectral
-                     || (opts.engine == engine::automatic && spectrum.milliseconds() < pass.milliseconds)))
-      , sums_on_the_way(spectral && spectral_workspace::takes_sums(spectrum.problem))
-      , collapse(layout, shape, false, opts, !sums_on_the_way)
-      , means(layout.add<double>(shape.batch * shape.out_channels))
-      , squares(layout, spectrum.problem, spectral)
-      , pass_pieces(layout, pass, !spectral)
+      : conv_transpose_moments_plan<In>(shape, opts)
+      , means(this->layout.template add<double>(shape.batch * shape.out_channels))
   {}
 };
+
+/// Launches kernel::batch_norm_means; \p y is the tensor that the slice of \p shape is of.
+template <int Rank, class Statistics, class Out, class Chain>
+[[nodiscard]] status launch_batch_norm_means(const Statistics& statistics,
+                                             const double* means,
+                                             Out* y,
+                                             const conv_transpose_shape<Rank>& shape,
+                                             const Chain& before,
+                                             const batch_norm_arguments& arguments,
+                                             bool overlap_predecessor,
+                                             cudaStream_t stream)
+{
+  return launch("tconv::kernel::batch_norm_means",
+                kernel::batch_norm_means<channel_threads, Statistics, Chain, Out>,
+                {std::min(shape.out_channels, max_grid), channel_threads, 0, overlap_predecessor},
+                stream,
+                statistics,
+                means,
+                y + shape.output_slice.first_channel,
+                shape.output_slice.total(shape.out_channels),
+                shape.batch,
+                shape.out_channels,
+                before,
+                arguments);
+}
+
+/// A BatchNorm array that may be null.
+template <class T, int Rank>
+[[nodiscard]] argument optional_argument(const char* name, T* values, const conv_transpose_shape<Rank>& shape)
+{
+  return {name, values, values != nullptr ? shape.out_channels : 0};
+}
 
 } // namespace runtime
 
@@ -52,14 +64,7 @@ std::size_t batch_norm_train_global_mean_workspace_bytes(const conv_transpose_sh
                                                          const chain<Functors...>& = chain<>{},
                                                          const options& opts       = {})
 {
-  if (!validate(shape).ok() || shape.output_elements() == 0)
-  {
-    return 0;
-  }
-  // What x is made of is not known here.
-  const conv_transpose_shape<3> s3 = detail::canonical(shape);
-  return std::max(runtime::batch_norm_train_plan<float>(s3, opts).layout.bytes(),
-                  runtime::batch_norm_train_plan<__half>(s3, opts).layout.bytes());
+  return runtime::moments_workspace_bytes<runtime::batch_norm_train_plan>(shape, opts);
 }
 
 /// y = mean over positions of batch_norm_train(before(conv_transpose(x, w))); running statistics as PyTorch.
@@ -127,101 +132,30 @@ template <int Rank, class In, class Out, class... Functors>
     return s;
   }
   const runtime::batch_norm_train_plan<In> plan(s3, opts);
-  if (opts.engine == engine::spectral && !plan.spectral)
+  if (status s = plan.check_engine(opts); !s.ok())
   {
-    return status::error(
-      status_code::not_supported,
-      "options.engine = spectral: needs stride 1, no padding, output_padding, dilation or groups, and "
-      "planes and kernels that fit shared memory");
+    return s;
   }
-  if (opts.engine == engine::implicit_gemm && !plan.pass.tensor_cores)
-  {
-    return status::error(
-      status_code::not_supported,
-      "options.engine = implicit_gemm: needs a build with TCONV_ENABLE_SM90A, a device of compute capability "
-      "9.0, no groups, and for fp32 tensors in precise mode 16 input channels");
-  }
-  const int64_t total = shape.output_slice.total(shape.out_channels);
-  const auto optional = [&](const char* name, auto* p) {
-    return runtime::argument(name, p, p != nullptr ? shape.out_channels : 0);
-  };
-  if (status s = runtime::check_call({runtime::input_argument(x, shape, opts),
-                                      {"w", w, shape.weight_elements()},
-                                      optional("batch_norm.gamma", arguments.gamma),
-                                      optional("batch_norm.beta", arguments.beta)},
-                                     {{"y", y, shape.batch * total},
-                                      optional("batch_norm.running_mean", arguments.running_mean),
-                                      optional("batch_norm.running_var", arguments.running_var)},
-                                     plan.layout,
-                                     opts,
-                                     space);
+  if (status s = runtime::check_call(
+        {runtime::input_argument(x, shape, opts),
+         {"w", w, shape.weight_elements()},
+         runtime::optional_argument("batch_norm.gamma", arguments.gamma, shape),
+         runtime::optional_argument("batch_norm.beta", arguments.beta, shape)},
+        {{"y", y, shape.batch * shape.output_slice.total(shape.out_channels)},
+         runtime::optional_argument("batch_norm.running_mean", arguments.running_mean, shape),
+         runtime::optional_argument("batch_norm.running_var", arguments.running_var, shape)},
+        plan.layout,
+        opts,
+        space);
       !s.ok())
   {
     return s;
   }
-
-  const In* first_x = runtime::first_of_slice(x, shape, opts);
-  double* means     = plan.means.get(space);
-  if (!plan.sums_on_the_way)
-  {
-    if (status s = plan.collapse.launch_sums(first_x, w, space, opts.programmatic_launch, stream); !s.ok())
-    {
-      return s;
-    }
-    if (status s = plan.collapse.launch_product(means, shape.out_channels, chain<>{}, space, stream); !s.ok())
-    {
-      return s;
-    }
-  }
-  const auto finish = [&](const auto& statistics) {
-    constexpr int threads = 256;
-    using statistics_type = std::decay_t<decltype(statistics)>;
-    return runtime::launch("tconv::kernel::batch_norm_means",
-                           kernel::batch_norm_means<threads, statistics_type, chain<Functors...>, Out>,
-                           {std::min(shape.out_channels, runtime::max_grid), threads, 0, true},
-                           stream,
-                           statistics,
-                           means,
-                           y + shape.output_slice.first_channel,
-                           total,
-                           shape.batch,
-                           shape.out_channels,
-                           before,
-                           arguments);
-  };
-  if (plan.spectral)
-  {
-    const spectral_problem& problem = plan.spectrum.problem;
-    if (status s = plan.squares.launch_squares(problem,
-                                               first_x,
-                                               w,
-                                               plan.collapse.x_sums.get(space),
-                                               plan.collapse.w_sums.get(space),
-                                               space,
-                                               !plan.sums_on_the_way || opts.programmatic_launch,
-                                               stream);
-        !s.ok())
-    {
-      return s;
-    }
-    const kernel::sample_squares squares{plan.squares.squares.get(space),
-                                         problem.grid_frequencies(),
-                                         means,
-                                         shape.batch,
-                                         shape.out_channels,
-                                         static_cast<double>(shape.output_positions())};
-    if (plan.sums_on_the_way)
-    {
-      return finish(kernel::collapsed_squares{
-        squares, means, plan.collapse.x_sums.get(space), plan.collapse.w_sums.get(space), shape.in_channels});
-    }
-    return finish(squares);
-  }
-  if (status s = plan.pass_pieces.launch(plan.pass, first_x, w, space, true, stream); !s.ok())
-  {
-    return s;
-  }
-  return finish(plan.pass_pieces.result(plan.pass, space));
+  double* means = plan.means.get(space);
+  return plan.launch(
+    runtime::first_of_slice(x, shape, opts), w, means, opts, space, stream, [&](const auto& statistics) {
+      return runtime::launch_batch_norm_means(statistics, means, y, shape, before, arguments, true, stream);
+    });
 }
 
 TCONV_CUDA_NAMESPACE_END
