@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-# The ctest tests sass.<kernel>: what ptxas made of the main loops.
+# The ctest tests sass.<name>: what ptxas made of the main loops.
 
-# tconv_add_sass_test(<target> KERNEL <name> INSTRUCTION <opcode>)
+# tconv_add_sass_test(<target> NAME <name> KERNEL <kernel> INSTRUCTION <opcode> [SPILLS])
 #
-# Each sm_90a instance of the kernel template tconv::kernel::<name> in <target> must have main loops with <opcode> and
-# without spills: test/sass/check_sass.py. Read with cuobjdump, the CUDA toolkit's or that of PyPI's
+# Each sm_90a instance of the kernel template tconv::kernel::<kernel> in <target> must have main loops with <opcode> and,
+# but for SPILLS, without local memory: test/sass/check_sass.py. Read with cuobjdump, the CUDA toolkit's or that of PyPI's
 # nvidia-cuda-cuobjdump; without one, or Python, the test is Skipped. With one, <target> is compiled with full
 # optimisation, also under TCONV_FAST_COMPILE.
 function(tconv_add_sass_test target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "KERNEL;INSTRUCTION" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SPILLS" "NAME;KERNEL;INSTRUCTION" "")
   find_package(Python3 COMPONENTS Interpreter)
   set(packages)
   if(Python3_Interpreter_FOUND)
@@ -34,8 +34,12 @@ function(tconv_add_sass_test target)
     set(usable ON)
     set_target_properties(${target} PROPERTIES TCONV_FULL_OPTIMISATION ON)
   endif()
+  set(spills)
+  if(arg_SPILLS)
+    set(spills --spills)
+  endif()
   tconv_add_lint_test(
-    sass.${arg_KERNEL} ${usable} "${reason}" "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/test/sass/check_sass.py"
+    sass.${arg_NAME} ${usable} "${reason}" "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/test/sass/check_sass.py"
     --cuobjdump "${TCONV_CUOBJDUMP}" --architecture sm_90a --kernel ${arg_KERNEL} --instruction ${arg_INSTRUCTION}
-    "$<TARGET_FILE:${target}>")
+    ${spills} "$<TARGET_FILE:${target}>")
 endfunction()

@@ -77,6 +77,38 @@ TEST_F(warp_engine_gpu, has_the_bits_of_wgmma)
   }
 }
 
+TEST_F(warp_engine_gpu, has_the_moments_of_wgmma)
+{
+  if (tconv::runtime::find_gemm_device(engine::implicit_gemm).machine.instruction != tconv::gemm_instruction::warpgroup)
+  {
+    GTEST_SKIP() << "needs an sm_90a device and build";
+  }
+  for (const shape3& s : shapes())
+  {
+    SCOPED_TRACE(to_string(s));
+    const auto& inputs = convolution_inputs<float>::of(s, 9);
+    const device_buffer<float> x(inputs.x);
+    const device_buffer<float> w(inputs.w);
+    const auto moments = [&](engine e) {
+      tconv::options opts;
+      opts.engine = e;
+      device_buffer<double> means(s.batch * s.out_channels);
+      device_buffer<tconv::moments<double>> statistics(s.out_channels);
+      workspace_buffer space(tconv::conv_transpose_moments_workspace_bytes(s, opts));
+      const auto status = tconv::conv_transpose_moments(
+        x.data(), w.data(), means.data(), statistics.data(), s, opts, space.get(), nullptr);
+      EXPECT_TRUE(status.ok()) << status.message();
+      std::vector<double> result;
+      for (const auto& m : statistics.download())
+      {
+        result.insert(result.end(), {m.count, m.mean, m.m2});
+      }
+      return result;
+    };
+    EXPECT_EQ(moments(engine::implicit_gemm), moments(engine::implicit_gemm_warp));
+  }
+}
+
 // A stage of weights is read by loads that are under way while the warp says it is done: without a fence the next one overwrites it, rarely.
 TEST_F(warp_engine_gpu, a_thousand_launches_give_the_same_bits)
 {

@@ -65,6 +65,12 @@ inline double milliseconds(const gemm_plan& plan, const conv_transpose_shape<3>&
        + (across_channels && !plan.whole_rows ? logits_milliseconds(shape) : 0.0);
 }
 
+/// Whether \p asked is an engine on the tensor cores.
+inline bool asks_for_tensor_cores(engine asked)
+{
+  return asked == engine::implicit_gemm || asked == engine::implicit_gemm_warp;
+}
+
 /// Whether the tensor cores compute \p shape: where they can, and are asked for or estimated to be faster.
 inline bool choose_tensor_cores(const gemm_plan& gemm,
                                 const gather_plan& gather,
@@ -73,7 +79,7 @@ inline bool choose_tensor_cores(const gemm_plan& gemm,
                                 engine asked)
 {
   return gemm.supported
-      && (asked == engine::implicit_gemm || asked == engine::implicit_gemm_warp
+      && (asks_for_tensor_cores(asked)
           || milliseconds(gemm, shape, across_channels) < milliseconds(gather, shape, across_channels));
 }
 

@@ -55,23 +55,10 @@ struct gather_workspace
 /// Whether a plan that uses \p tensor_cores is what \p opts ask for.
 [[nodiscard]] inline status check_engine(const options& opts, bool tensor_cores)
 {
-  switch (opts.engine)
+  const bool asked = detail::asks_for_tensor_cores(opts.engine);
+  if (opts.engine == engine::automatic || (tensor_cores ? asked : opts.engine == engine::gather))
   {
-    case engine::automatic: return {};
-    case engine::gather:
-      if (!tensor_cores)
-      {
-        return {};
-      }
-      break;
-    case engine::implicit_gemm:
-    case engine::implicit_gemm_warp:
-      if (tensor_cores)
-      {
-        return {};
-      }
-      break;
-    default: break;
+    return {};
   }
   return status::error(
     status_code::not_supported,

@@ -62,12 +62,12 @@ struct conv_transpose_moments_plan
         "options.engine = spectral: needs stride 1, no padding, output_padding, dilation or groups, and "
         "planes and kernels that fit shared memory");
     }
-    if (opts.engine == engine::implicit_gemm && !pass.tensor_cores)
+    if (detail::asks_for_tensor_cores(opts.engine) && !pass.tensor_cores)
     {
       return status::error(
         status_code::not_supported,
-        "options.engine = implicit_gemm: needs a build with TCONV_ENABLE_SM90A, a device of compute capability "
-        "9.0, no groups, and for fp32 tensors in precise mode 16 input channels");
+        "options.engine: implicit_gemm and implicit_gemm_warp need a device and a build that have their kernels, no groups, "
+        "and for fp32 tensors, whose moments are precise whatever options.math says, 16 input channels");
     }
     return {};
   }
