@@ -4,9 +4,9 @@
 
     check_sass.py --cuobjdump cuobjdump --architecture sm_90a --kernel implicit_gemm --instruction HGMMA <executable>
 
-With --spills the second is not asked. A main loop is an innermost loop that has the instruction. Every instance of the kernel must have one, and none may load
-from or store to local memory: a value that ptxas spilled there would come back once a turn. Outside these loops, on the
-paths that few tiles take, spills are allowed.
+With --spills the second is not asked. A main loop is an innermost loop that has the instruction. Every instance of the
+kernel must have one, and none may load from or store to local memory: a value that ptxas spilled there would come back
+once a turn. Outside these loops, on the paths that few tiles take, spills are allowed.
 """
 
 from __future__ import annotations
