@@ -162,7 +162,7 @@ struct normalises_and_averages : computes<P, true>
   /// Those of the convolution, or of the kernels that work on spectra instead.
   static double products(const options& opts)
   {
-    return opts.engine == tconv::engine::gather || opts.engine == tconv::engine::implicit_gemm
+    return opts.engine == tconv::engine::gather || tconv::detail::asks_for_tensor_cores(opts.engine)
            ? computes<P, true>::products(opts)
            : tconv::detail::plan_spectral(P::shape(), tconv::layout{}).macs;
   }

@@ -155,6 +155,7 @@ TEST_F(engines_gpu, what_an_engine_does_not_have_is_refused)
   EXPECT_EQ(code(groups, engine::implicit_gemm), tconv::status_code::not_supported);
   EXPECT_EQ(code(few, engine::implicit_gemm), tconv::status_code::not_supported);
   EXPECT_EQ(code(dense, engine::spectral), tconv::status_code::not_supported);
+  EXPECT_EQ(code(dense, engine::implicit_gemm_warp), tconv::status_code::not_supported); // not in this build
   EXPECT_EQ(code(groups, engine::automatic), tconv::status_code::success);
   EXPECT_EQ(code(few, engine::gather), tconv::status_code::success);
 }

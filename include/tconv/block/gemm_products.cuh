@@ -154,8 +154,13 @@ struct gemm_products<gemm_instruction::warp>
     {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(source + i) : "memory");
     }
-    cuda::ptx::cp_async_mbarrier_arrive_noinc(barrier);
+    asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier)))
+      : "memory");
   }
+
+  /// By the copying threads, before they leave.
+  TCONV_DEVICE static void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
   /// Called by the thread that has initialised the barriers, before the block synchronises.
   TCONV_DEVICE static void publish_barriers() {}
@@ -252,6 +257,8 @@ struct gemm_products<gemm_instruction::warpgroup>
       cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, barrier, bytes);
     cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, target, source, bytes, barrier);
   }
+
+  TCONV_DEVICE static void finish_copies() {}
 
   TCONV_DEVICE static void publish_barriers()
   {

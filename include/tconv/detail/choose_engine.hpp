@@ -58,7 +58,9 @@ inline double milliseconds(const gemm_plan& plan, const conv_transpose_shape<3>&
   const double packing = plan.problem.form == gemm_form::split ? policy::pack_split
                        : plan.problem.form == gemm_form::tf32  ? policy::pack_tf32
                                                                : policy::pack_half;
-  const double slower  = plan.instruction == gemm_instruction::warp ? policy::gemm_warp : 1.0;
+  const double slower  = plan.instruction == gemm_instruction::warpgroup ? 1.0
+                       : plan.problem.form == gemm_form::split           ? policy::gemm_warp_split
+                                                                         : policy::gemm_warp;
   return slower * plan.cycles / policy::gemm_cycles + policy::gemm_launch
        + static_cast<double>(shape.weight_elements()) * packing
        + store_milliseconds(shape, policy::gemm_odd_rows, policy::gemm_strided)

@@ -57,7 +57,8 @@
 #  define TCONV_DETAIL_ARCH_NAME sm_unknown
 #endif
 // Launchers know the tensor-core engine on wgmma where TCONV_ENABLE_SM90A is defined, and on mma.sync but where that is all the build is
-// for: sm_90a runs on no other device. TCONV_WARP_MMA, defined as 0 or 1, says otherwise: 0 leaves it out, and compiles faster.
+// for: sm_90a runs on no other device. (PTX for compute_90 beside it, for newer devices, looks the same here.) TCONV_WARP_MMA, defined as 0
+// or 1, says otherwise: 0 leaves it out, and compiles faster.
 #define TCONV_DETAIL_SECOND_(first, second, ...) second
 #define TCONV_DETAIL_SECOND(...) TCONV_DETAIL_SECOND_(__VA_ARGS__, 0, 0)
 #if defined(TCONV_WARP_MMA)

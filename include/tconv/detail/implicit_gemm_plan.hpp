@@ -106,15 +106,15 @@ inline int most_pieces(const gemm_problem& problem, int steps, int count)
   return most;
 }
 
-/// Steps per stage and room of a stage for the chunk of \p problem.
-inline void plan_stages(gemm_problem& problem, int64_t most_shifts)
+/// Steps per stage and room of a stage for the chunk of \p problem in \p total bytes of shared memory.
+inline void plan_stages(gemm_problem& problem, int64_t most_shifts, int64_t total)
 {
   const int count   = static_cast<int>(most_shifts);
   const int all     = problem.chunk_blocks * count;
   problem.row_steps = all + 1;
   // Whole blocks at a time where the main loop has code for all shifts of one.
   const bool fits = most_pieces(problem, count, count) * problem.piece_bytes()
-                 <= tuning::implicit_gemm_block_stage_bytes;
+                 <= std::min(tuning::implicit_gemm_block_stage_bytes, total / 8);
   problem.neighbours = fits ? gemm_neighbours(problem, count) : 0;
   const int unit     = problem.neighbours != 0 ? count : 1;
   int steps          = unit;
@@ -144,7 +144,7 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
     return false;
   }
   problem.chunk_blocks = blocks;
-  plan_stages(problem, most_shifts);
+  plan_stages(problem, most_shifts, total);
   problem.phase_stages  = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
   const bool fits_whole = plane_block * blocks <= total;
   const int chained     = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
@@ -175,12 +175,12 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
       {
         continue;
       }
-      plan_stages(problem, most_shifts);
+      plan_stages(problem, most_shifts, total);
       if (stages() >= tuning::implicit_gemm_min_stages)
       {
         // As few chunks as fit, of about the same size.
         problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
-        plan_stages(problem, most_shifts);
+        plan_stages(problem, most_shifts, total);
         problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
                              * problem.row_stages(static_cast<int>(most_shifts), problem.chunk_blocks);
         problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
@@ -284,56 +284,60 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
   bool found             = false;
   double best_cost       = 0;
   gemm_problem candidate = problem;
-  const int64_t most_w   = std::min<int64_t>(rows, (cells[2] + 1) / 2 * 2);
-  for (int64_t w = 2;; w = 2 * w < most_w ? 2 * w : most_w)
+  // Boxes that leave threads without cells only where no other fits.
+  for (int64_t most = rows; !found && most >= rows / 4; most /= 2)
   {
-    for (int64_t h = 1; h <= std::min(cells[1], rows / w); ++h)
+    const int64_t most_w = std::min<int64_t>(most, (cells[2] + 1) / 2 * 2);
+    for (int64_t w = 2;; w = 2 * w < most_w ? 2 * w : most_w)
     {
-      const int64_t d  = std::min(cells[0], rows / (w * h));
-      candidate.box[0] = static_cast<int>(d);
-      candidate.box[1] = static_cast<int>(h);
-      candidate.box[2] = static_cast<int>(w);
-      int64_t tiles    = problem.batch * problem.channel_tiles;
-      for (int a = 0; a < 3; ++a)
+      for (int64_t h = 1; h <= std::min(cells[1], most / w); ++h)
       {
-        candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
-        tiles *= candidate.tiles[a];
+        const int64_t d  = std::min(cells[0], most / (w * h));
+        candidate.box[0] = static_cast<int>(d);
+        candidate.box[1] = static_cast<int>(h);
+        candidate.box[2] = static_cast<int>(w);
+        int64_t tiles    = problem.batch * problem.channel_tiles;
+        for (int a = 0; a < 3; ++a)
+        {
+          candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
+          tiles *= candidate.tiles[a];
+        }
+        candidate.quads    = aligned && (w % 4 == 0 || candidate.tiles[2] == 1);
+        const int64_t to   = candidate.quads ? 4 : 1;
+        const int64_t left = ceil_div(problem.axis[2].max_shift(), to) * to;
+        candidate.left     = static_cast<int>(left);
+        candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
+        candidate.rows     = static_cast<int>(h + span[1]);
+        candidate.planes   = static_cast<int>(d + span[0]);
+        if (candidate.planes > 32 || tiles >= (int64_t{1} << 31)
+            || !plan_staging(candidate, most_rows, most_shifts, machine.shared_bytes))
+        {
+          continue;
+        }
+        const bool chunked   = candidate.chunks() > 1;
+        const int64_t planes = candidate.tiles[0] > 1 && !chunked ? d : candidate.planes;
+        const double staged  = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
+                            * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
+        const double run       = static_cast<double>(w) * problem.sets * 4.0; // bytes of a run of y, about
+        const double late      = candidate.ring_planes < 2 * candidate.planes
+                             && (chunked || candidate.ring_planes == candidate.planes)
+                                 ? 1.0
+                                 : 0.25;
+        const double tile_cost = multiply + outputs * 0.2 * std::max(1.0, 128.0 / run) + late * staged * 0.5;
+        const auto waves       = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors));
+        const double cost      = waves * tile_cost;
+        if (!found || cost < best_cost)
+        {
+          found       = true;
+          best_cost   = cost;
+          problem     = candidate;
+          plan.cycles = cost;
+        }
       }
-      candidate.quads    = aligned && (w % 4 == 0 || candidate.tiles[2] == 1);
-      const int64_t to   = candidate.quads ? 4 : 1;
-      const int64_t left = ceil_div(problem.axis[2].max_shift(), to) * to;
-      candidate.left     = static_cast<int>(left);
-      candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
-      candidate.rows     = static_cast<int>(h + span[1]);
-      candidate.planes   = static_cast<int>(d + span[0]);
-      if (candidate.planes > 32 || tiles >= (int64_t{1} << 31)
-          || !plan_staging(candidate, most_rows, most_shifts, machine.shared_bytes))
+      if (w >= most_w)
       {
-        continue;
+        break;
       }
-      const bool chunked   = candidate.chunks() > 1;
-      const int64_t planes = candidate.tiles[0] > 1 && !chunked ? d : candidate.planes;
-      const double staged  = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
-                          * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
-      const double run       = static_cast<double>(w) * problem.sets * 4.0; // bytes of a run of y, about
-      const double late      = candidate.ring_planes < 2 * candidate.planes
-                           && (chunked || candidate.ring_planes == candidate.planes)
-                               ? 1.0
-                               : 0.25;
-      const double tile_cost = multiply + outputs * 0.2 * std::max(1.0, 128.0 / run) + late * staged * 0.5;
-      const auto waves       = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors));
-      const double cost      = waves * tile_cost;
-      if (!found || cost < best_cost)
-      {
-        found       = true;
-        best_cost   = cost;
-        problem     = candidate;
-        plan.cycles = cost;
-      }
-    }
-    if (w >= most_w)
-    {
-      break;
     }
   }
   if (!found)

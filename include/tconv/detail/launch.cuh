@@ -9,10 +9,51 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+
 TCONV_CUDA_NAMESPACE_BEGIN
+
+namespace kernel
+{
+
+/// Never launched, but asked what it was compiled for.
+template <class>
+__global__ void compiled()
+{}
+
+} // namespace kernel
 
 namespace runtime
 {
+
+/// 10 times the compute capability that the code which runs on the current device was written for, in PTX or before it was made machine code;
+/// 0 where there is no such code. The list of architectures of the build does not tell: some may be there as PTX alone, some not.
+inline int code_architecture()
+{
+  constexpr int most = 64;
+  static std::atomic<int> known[most];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess)
+  {
+    return 0;
+  }
+  const int before = device < most ? known[device].load(std::memory_order_relaxed) : 0;
+  if (before != 0)
+  {
+    return before;
+  }
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&kernel::compiled<void>)) != cudaSuccess)
+  {
+    return 0;
+  }
+  const int found = 10 * attributes.ptxVersion;
+  if (device < most)
+  {
+    known[device].store(found, std::memory_order_relaxed);
+  }
+  return found;
+}
 
 /// Waits until the memory of the previous kernel on the stream is visible; the first statement of every kernel.
 TCONV_DEVICE void grid_dependency_wait()
@@ -42,7 +83,7 @@ struct launch_configuration
   int64_t blocks           = 1; ///< in x; at most 2^31 - 1
   int threads              = 1;
   std::size_t shared_bytes = 0;
-  /// The kernel waits by itself (grid_dependency_wait), so it may start while its predecessor drains.
+  /// The kernel waits by itself (grid_dependency_wait), so it may start while its predecessor drains, from compute capability 9.0 on.
   bool overlap_predecessor = false;
   int cluster              = 1; ///< blocks of a cluster; more than 1 from compute capability 9.0 on
 };
@@ -73,7 +114,8 @@ template <class... Parameters, class... Arguments>
   }
   cudaLaunchAttribute attributes[2]{};
   unsigned count = 0;
-  if (configuration.overlap_predecessor)
+  // Code for older architectures does not wait: grid_dependency_wait() is nothing there.
+  if (configuration.overlap_predecessor && code_architecture() >= 900)
   {
     attributes[count].id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count].val.programmaticStreamSerializationAllowed = 1;

@@ -910,6 +910,7 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
         {
           runtime::grid_dependency_wait();
           stream_weights<products>(problem, first_tile, last_tile, packed, phases);
+          products::finish_copies();
         }
       }
       else

@@ -62,9 +62,8 @@ struct gather_workspace
   }
   return status::error(
     status_code::not_supported,
-    "options.engine: conv_transpose has gather and, for shapes without groups on devices and in builds that "
-    "have its kernels, implicit_gemm and implicit_gemm_warp (fp32 tensors in precise mode: from 16 input "
-    "channels on)");
+    "options.engine: conv_transpose has gather and, where device and build have the kernels, implicit_gemm and "
+    "implicit_gemm_warp (no groups; fp32 in precise mode: 16 input channels)");
 }
 
 /// Packs the weights, then runs the gather kernel of \p plan with \p finish. \p x: first channel of the slice.
@@ -607,8 +606,8 @@ std::size_t conv_transpose_workspace_bytes(const conv_transpose_shape<Rank>& sha
 /// NaN and infinity in x or w reach exactly the outputs whose taps touch them. Results are bitwise repeatable.
 /// Any alignment that the element type allows is accepted; 16 bytes for y are faster.
 ///
-/// Two engines form the products, see options.engine: the tensor cores of compute capability 9.0 where the build has them
-/// (see options.engine) and they are estimated to be faster, else CUDA cores.
+/// Two engines form the products, see options.engine: tensor cores where device and build have the kernels and they are
+/// estimated to be faster, else CUDA cores.
 ///
 /// Channel functors run on the accumulators for up to 128 channels on tensor cores, else 256 channels (with groups: 256 where a group has a
 /// multiple of 8 channels, 128 where a multiple of 4, else 32); beyond, fp32 logits are stored once (in y, or in the workspace

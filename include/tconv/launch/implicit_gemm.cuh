@@ -11,7 +11,6 @@
 #include "../options.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <type_traits>
 
 TCONV_CUDA_NAMESPACE_BEGIN
@@ -68,15 +67,9 @@ inline gemm_device find_gemm_device(engine asked)
     return result;
   }
 #endif
-#if TCONV_DETAIL_WARP_MMA && defined(__CUDA_ARCH_LIST__)
-  // The code that runs: of the newest architecture that the device is not older than.
-  int built = 0;
-  for (const int architecture : {__CUDA_ARCH_LIST__})
-  {
-    built = architecture <= 100 * major + 10 * minor ? std::max(built, architecture) : built;
-  }
+#if TCONV_DETAIL_WARP_MMA
   result.machine.instruction = gemm_instruction::warp;
-  result.available           = built >= 800;
+  result.available           = code_architecture() >= 800;
 #endif
   static_cast<void>(asked);
   return result;

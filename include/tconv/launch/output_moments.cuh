@@ -14,7 +14,7 @@ namespace runtime
 {
 
 /// How the pass runs for inputs of type In: on the tensor cores where that is estimated to be faster or options.engine asks for
-/// implicit_gemm, on CUDA cores where it asks for gather. Precise whatever options.math allows: a statistic has many readers.
+/// implicit_gemm or implicit_gemm_warp, on CUDA cores where it asks for gather. Precise whatever options.math allows: a statistic has many readers.
 template <class In>
 struct output_moments_plan
 {
@@ -24,8 +24,8 @@ struct output_moments_plan
   detail::gemm_plan gemm;
   bool tensor_cores;
   double milliseconds; ///< estimate
-  int64_t blocks;      ///< on the tensor cores: the same on every device, as is the order of all sums
-  int64_t partials;    ///< moments that the pass leaves for a channel
+  int64_t blocks; ///< on the tensor cores: the same, as is the order of all sums, on devices with as much shared memory
+  int64_t partials; ///< moments that the pass leaves for a channel
 
   /// For the canonical \p shape.
   output_moments_plan(const conv_transpose_shape<3>& shape, const options& opts)

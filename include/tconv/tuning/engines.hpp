@@ -25,10 +25,12 @@ struct engine_costs
   /// Cycles of a multiprocessor in a millisecond; what the first tile and the launches cost.
   static constexpr double gemm_cycles = 1.7e6;
   static constexpr double gemm_launch = 0.02;
-  /// Of cycles, with mma.sync: P1 and slices of level 1 took 1.1 to 1.6 times as long as with wgmma.
-  static constexpr double gemm_warp     = 1.4;
-  static constexpr double gemm_odd_rows = 4.5e-9;
-  static constexpr double gemm_strided  = 15e-9;
+  /// Of cycles, with mma.sync: P1 and slices of level 1 took 1.2 to 1.9 times as long as with wgmma in 16 bits and TF32, 1.8 to 2.2
+  /// in the split form.
+  static constexpr double gemm_warp       = 1.5;
+  static constexpr double gemm_warp_split = 2.0;
+  static constexpr double gemm_odd_rows   = 4.5e-9;
+  static constexpr double gemm_strided    = 15e-9;
   /// Per output whose logits are stored and finished by another kernel: 8 bytes of copy.
   static constexpr double logits = 2e-9;
   /// Per weight.

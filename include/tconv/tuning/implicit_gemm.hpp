@@ -19,7 +19,7 @@ namespace tuning
 {
 
 /// The register tile and the warps of one kernel: each consumer warpgroup multiplies 64 cells by all columns, for one phase along w
-/// or for both of stride 2; one more warpgroup copies. Tiles do not depend on the instruction, and neither does a bit of the sums.
+/// or for both of stride 2; one more warpgroup copies. Tiles do not depend on the instruction, and on an H200 neither does a bit of the sums.
 template <int Columns, int Sets, gemm_instruction Instruction = gemm_instruction::warpgroup>
 struct implicit_gemm_policy
 {
@@ -62,12 +62,12 @@ struct implicit_gemm_policy
 inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
 /// Bytes of one stage of weights, at most, unless one step needs more.
 inline constexpr int implicit_gemm_stage_bytes = 12 * 1024;
-/// And of one that holds all shifts of a block of channels.
-inline constexpr int implicit_gemm_block_stage_bytes = 24 * 1024;
+/// And of one that holds all shifts of a block of channels, where that is no more than an eighth of the shared memory.
+inline constexpr int64_t implicit_gemm_block_stage_bytes = 24 * 1024;
 /// Stages of weights: at least, and as many as are worth having.
 inline constexpr int implicit_gemm_min_stages = 4;
 inline constexpr int implicit_gemm_max_stages = 32;
-/// The packing kernel: columns that a cluster of blocks packs together.
+/// The packing kernel: columns that a group of blocks packs together, a cluster with wgmma.
 inline constexpr int implicit_gemm_pack_columns = 8;
 inline constexpr int implicit_gemm_pack_cluster = 8;
 inline constexpr int implicit_gemm_pack_threads = 256;
