@@ -33,6 +33,7 @@ DESCRIPTIONS = {
     "L2_49": "P1: ConvTranspose3d 32->64 k3 s2 p1 op1 on 16x32x16x32x32, softmax over channels, sigmoid",
     "L2_49_gather": "P1 on CUDA cores (`engine::gather`)",
     "L2_49_implicit_gemm": "P1 on tensor cores (`engine::implicit_gemm`)",
+    "L2_49_mma_sync": "P1 by mma.sync (`engine::implicit_gemm_warp`)",
     "P2_eval": "P2: ConvTranspose3d 64->128 k5 on 16x64x16x32x32, times 2, BatchNorm (eval), mean over space",
     "L2_77": "P2 with BatchNorm in train mode",
     "L2_77_gather": "the same by a pass over the outputs on CUDA cores (`engine::gather`)",
