@@ -6,6 +6,7 @@
 
 #include "common/conv_case.hpp"
 #include "common/device.hpp"
+#include "common/recipes.hpp"
 #include "common/typed_convolution.cuh"
 
 #include <tconv/launch/batch_norm_train_global_mean.cuh>
