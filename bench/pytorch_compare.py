@@ -300,7 +300,10 @@ def measure_variants(model: nn.Module, x: Tensor, least: float = math.inf) -> di
         name = "_".join(names) or "eager"
         layout = last if channels_last else torch.contiguous_format
         with cudnn_benchmark(search):
-            candidate = copy.deepcopy(model).to(memory_format=layout)  # type: ignore[call-overload]
+            candidate = copy.deepcopy(model)
+            for parameter in candidate.parameters():
+                if parameter.dim() == x.dim():  # not a bias that broadcasts, which Module.to() would refuse
+                    parameter.data = parameter.data.contiguous(memory_format=layout)
             inputs = rotation(x.contiguous(memory_format=layout))
             # PyTorch keeps cuDNN's plans per thread, whoever chose them: in this one the search would find eager's.
             with concurrent.futures.ThreadPoolExecutor(1) as thread:
