@@ -15,6 +15,7 @@
 namespace tconv_test
 {
 
+/// \p Number: of the pair, so that pairs meet different arrangements of one shape.
 template <class InType, class OutType, int Number>
 struct pair
 {

@@ -5,7 +5,7 @@
 /// once for all output types and arrangements of a process.
 
 #include "common/recipes.hpp"
-#include "common/typed_convolution.cuh"
+#include "common/train_case.cuh"
 
 namespace
 {
@@ -16,19 +16,6 @@ template <class Pair>
 class types_gpu : public gpu_test
 {};
 
-/// \p Number: of the pair, so that pairs meet different arrangements of one shape.
-template <class InType, class OutType, int Number>
-struct pair
-{
-  using in                    = InType;
-  using out                   = OutType;
-  static constexpr int number = Number;
-};
-using pairs = testing::Types<pair<float, float, 0>,
-                             pair<__half, __half, 1>,
-                             pair<__half, float, 2>,
-                             pair<__nv_bfloat16, __nv_bfloat16, 3>,
-                             pair<__nv_bfloat16, float, 4>>;
 TYPED_TEST_SUITE(types_gpu, pairs);
 
 TYPED_TEST(types_gpu, awkward_shapes)

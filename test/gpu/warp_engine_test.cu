@@ -29,7 +29,7 @@ protected:
   }
 };
 
-/// One and two phases in a thread, 32, 64 and 128 columns, tiles that channels and rows do not fill, input channels in chunks, kernels whose
+/// One, two and more phases in a thread, 32, 64 and 128 columns, tiles that channels and rows do not fill, input channels in chunks, kernels whose
 /// shifts have code of their own and others.
 std::vector<shape3> shapes()
 {
@@ -40,6 +40,8 @@ std::vector<shape3> shapes()
     make_shape<3>({1, 48, 70, 1}, {1, 1, 333}, {1, 1, 16}, {1, 1, 8}, {0, 0, 4}),
     make_shape<3>({1, 700, 40, 1}, {2, 3, 5}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}),
     make_shape<3>({1, 40, 33, 1}, {1, 9, 40}, {1, 4, 4}, {1, 2, 2}, {0, 1, 1}),
+    make_shape<3>({1, 40, 33, 1}, {1, 9, 40}, {1, 4, 4}, {1, 2, 4}, {0, 1, 0}),
+    make_shape<3>({2, 20, 35, 1}, {1, 5, 23}, {1, 3, 9}, {1, 2, 5}, {0, 1, 1}),
     make_shape<3>({1, 32, 24, 1}, {5, 9, 11}, {3, 3, 3}, {2, 2, 2}, {2, 2, 2}, {1, 1, 1}, {2, 2, 2}),
   };
 }
@@ -74,6 +76,7 @@ TEST_F(warp_engine_gpu, has_the_bits_of_wgmma)
     same(float{}, tconv::math::precise);
     same(float{}, tconv::math::tf32);
     same(__nv_bfloat16{}, tconv::math::precise);
+    same(__half{}, tconv::math::precise);
   }
 }
 

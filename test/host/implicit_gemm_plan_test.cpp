@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -115,6 +116,7 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
 {
   random_stream random(4711);
   int supported = 0;
+  std::array<int, gemm_problem::most_sets + 1> sets{};
   for (int i = 0; i < 3000; ++i)
   {
     const bool flat = random.integer(1, 6) == 1;
@@ -127,7 +129,7 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
       const bool one          = flat && a < 2;
       shape.input[a]          = one ? 1 : random.integer(1, a == 2 ? 70 : 20);
       shape.kernel[a]         = one ? 1 : random.integer(1, a == 2 ? 9 : 4);
-      shape.stride[a]         = one ? 1 : random.integer(1, a == 2 ? 6 : 3);
+      shape.stride[a]         = one ? 1 : random.integer(1, a == 2 ? 10 : 3);
       shape.padding[a]        = one ? 0 : random.integer(0, 3);
       shape.dilation[a]       = one ? 1 : random.integer(1, 4);
       shape.output_padding[a] = one ? 0 : random.integer(0, 1);
@@ -144,13 +146,22 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
     }
     tconv::detail::gemm_machine machine;
     machine.shared_bytes = std::int64_t{1024} * (i % 3 == 0 ? 227 : i % 3 == 1 ? 163 : 99);
-    const auto plan      = tconv::detail::plan_implicit_gemm(
-      shape, form, random.integer(0, 1) == 0 ? tconv::layout::channels_last : tconv::layout::channels_first, machine);
+    tconv::detail::gemm_call call;
+    call.input           = random.integer(0, 1) == 0 ? tconv::layout::channels_last : tconv::layout::channels_first;
+    call.output          = random.integer(0, 1) == 0 ? tconv::layout::channels_last : tconv::layout::channels_first;
+    call.across_channels = random.integer(0, 1) == 0;
+    call.most_sets       = random.integer(0, 3) == 0 ? 1 : gemm_problem::most_sets;
+    const auto plan      = tconv::detail::plan_implicit_gemm(shape, form, call, machine);
     if (!plan.supported)
     {
       continue;
     }
     ++supported;
+    ++sets.at(static_cast<std::size_t>(plan.problem.sets));
+    ASSERT_LE(plan.problem.sets, call.most_sets);
+    ASSERT_EQ(plan.whole_rows, plan.problem.columns >= shape.out_channels);
+    // With less shared memory narrower tiles may be all that fits.
+    ASSERT_TRUE(plan.whole_rows || !call.across_channels || shape.out_channels > 128 || i % 3 != 0);
     SCOPED_TRACE(tconv_test::to_string(shape) + " form " + std::to_string(static_cast<int>(form)));
     const gemm_problem& problem = plan.problem;
     ASSERT_LE(plan.shared_bytes, machine.shared_bytes);
@@ -166,6 +177,10 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
     }
   }
   EXPECT_GT(supported, 1500);
+  for (int i = 1; i <= gemm_problem::most_sets; ++i)
+  {
+    EXPECT_GT(sets.at(static_cast<std::size_t>(i)), 20) << i;
+  }
 }
 
 TEST(implicit_gemm_plan, usual_kernels_have_main_loops_of_their_own)
@@ -237,7 +252,7 @@ TEST(implicit_gemm_plan, common_layers_fit_small_shared_memory)
           {
             // 64 cells with 6 more along each axis are 90 KB for 16 channels.
             const bool too_wide = rank == 3 && kernel == 7 && stride == 1 && form != gemm_form::bf16;
-            const auto plan = tconv::detail::plan_implicit_gemm(shape, form, tconv::layout::channels_first, machine);
+            const auto plan     = tconv::detail::plan_implicit_gemm(shape, form, {}, machine);
             EXPECT_TRUE(plan.supported || too_wide)
               << tconv_test::to_string(shape) << " form " << static_cast<int>(form);
           }
@@ -245,6 +260,95 @@ TEST(implicit_gemm_plan, common_layers_fit_small_shared_memory)
       }
     }
   }
+}
+
+/// A layer along w; \p h rows of its input.
+shape3 layer(std::int64_t in_channels,
+             std::int64_t out_channels,
+             std::int64_t h,
+             std::int64_t w,
+             std::int64_t kernel,
+             std::int64_t stride,
+             std::int64_t padding  = 0,
+             std::int64_t dilation = 1)
+{
+  shape3 shape;
+  shape.batch        = 16;
+  shape.in_channels  = in_channels;
+  shape.out_channels = out_channels;
+  shape.input        = {1, h, w};
+  shape.kernel       = {1, 1, kernel};
+  shape.stride       = {1, 1, stride};
+  shape.padding      = {0, 0, padding};
+  shape.dilation     = {1, 1, dilation};
+  return shape;
+}
+
+TEST(implicit_gemm_plan, strides_up_to_eight_are_held_by_one_thread)
+{
+  struct expected
+  {
+    shape3 shape;
+    int sets;
+  };
+  const expected table[] = {{layer(512, 256, 1, 100000, 16, 8, 4), 8},
+                            {layer(64, 32, 128, 128, 4, 4), 4},
+                            {layer(32, 64, 64, 128, 3, 3), 3},
+                            {layer(32, 64, 64, 128, 3, 5, 1, 2), 5},
+                            {layer(32, 64, 64, 128, 9, 9), 1},
+                            {layer(32, 64, 64, 128, 64, 8), 8}, // 8 shifts
+                            {layer(32, 64, 64, 128, 65, 8), 1},
+                            {layer(32, 64, 64, 128, 64, 2), 2},
+                            {layer(32, 64, 64, 128, 65, 2), 1}};
+  for (const expected& row : table)
+  {
+    for (const gemm_form form : {gemm_form::split, gemm_form::bf16})
+    {
+      const auto plan = tconv::detail::plan_implicit_gemm(row.shape, form);
+      ASSERT_TRUE(plan.supported);
+      EXPECT_EQ(plan.problem.sets, row.sets) << tconv_test::to_string(row.shape);
+    }
+  }
+  // Tiles of more than two sets have 32 columns: what runs across more channels wants wider ones.
+  tconv::detail::gemm_call across;
+  across.across_channels = true;
+  const auto few         = tconv::detail::plan_implicit_gemm(layer(64, 32, 128, 128, 4, 4), gemm_form::split, across);
+  EXPECT_EQ(few.problem.sets, 4);
+  EXPECT_TRUE(few.whole_rows);
+  const auto many = tconv::detail::plan_implicit_gemm(layer(64, 33, 128, 128, 4, 4), gemm_form::split, across);
+  EXPECT_EQ(many.problem.sets, 1);
+  EXPECT_TRUE(many.whole_rows);
+}
+
+// The tensor core truncates: sums of more than 512 products are kept beside its accumulators, of which there must be few enough.
+TEST(implicit_gemm_plan, long_sums_have_room_outside_the_tensor_core)
+{
+  const auto columns = [](const shape3& shape, gemm_form form, bool across_channels) {
+    tconv::detail::gemm_call call;
+    call.across_channels = across_channels;
+    const auto plan      = tconv::detail::plan_implicit_gemm(shape, form, call);
+    EXPECT_TRUE(plan.supported);
+    return plan.problem.columns;
+  };
+  EXPECT_EQ(columns(layer(128, 128, 64, 64, 4, 1), gemm_form::split, false), 128);
+  EXPECT_EQ(columns(layer(128, 128, 64, 64, 5, 1), gemm_form::split, false), 64);
+  EXPECT_EQ(columns(layer(128, 128, 64, 64, 5, 1), gemm_form::split, true), 128);
+  EXPECT_EQ(columns(layer(128, 128, 64, 64, 5, 1), gemm_form::tf32, false), 128);
+  EXPECT_EQ(columns(layer(128, 64, 64, 64, 8, 2), gemm_form::split, false), 64);
+  EXPECT_EQ(columns(layer(128, 64, 64, 64, 9, 2), gemm_form::split, false), 32);
+  EXPECT_EQ(columns(layer(128, 64, 64, 64, 9, 2), gemm_form::bf16, false), 64);
+}
+
+// L1_65: with all channels at a time no second tile fits beside the first; with half of them the next half is on its way, and as there is one
+// phase, nothing is staged twice.
+TEST(implicit_gemm_plan, inputs_are_staged_ahead)
+{
+  shape3 shape    = layer(64, 64, 512, 512, 7, 1);
+  shape.kernel[1] = 3;
+  const auto one  = tconv::detail::plan_implicit_gemm(shape, gemm_form::split);
+  ASSERT_TRUE(one.supported);
+  EXPECT_EQ(one.problem.chunks(), 2);
+  EXPECT_EQ(one.problem.ring_planes, 2 * one.problem.planes);
 }
 
 TEST(implicit_gemm_plan, blocks_keep_tiles_that_share_planes)

@@ -8,20 +8,21 @@
 #include "../layout.hpp"
 #include "../thread/chain.hpp"
 #include "../thread/element.cuh"
+#include "../tuning/implicit_gemm.hpp"
 
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace block
 {
 
-/// Which outputs of a thread exist: output p stands at position first + p * step of its channel.
+/// Which outputs of a thread exist: the i-th of them stands at position first + i * step of its channel.
 struct fragment_run
 {
   int64_t first;
   int step;
-  int count; ///< 0 where the thread has none
-
-  TCONV_DEVICE int64_t position(int p) const { return p < count ? first + p * step : -1; }
+  int count;       ///< 0 where the thread has none
+  int sets;        ///< that are held, where there is room for more than two
+  float* exchange; ///< of the warp, where the policy has one
 };
 
 /// Sets x Columns / 2 accumulators of one thread, as the chain sees them (tile concept of chain.hpp). Output p is set p % Sets of
@@ -41,7 +42,10 @@ struct fragment_tile
   TCONV_DEVICE static constexpr int positions() { return 2 * Sets; }
   TCONV_DEVICE static constexpr int place(int c, int cell) { return c / 2 * 4 + c % 2 + 2 * cell; }
   TCONV_DEVICE float& operator()(int c, int p) { return sums[p % Sets][place(c, p / Sets)]; }
-  TCONV_DEVICE int64_t position(int p) const { return run.position(p); }
+  /// The number of output \p p in the run. Room for more sets than are held leaves gaps.
+  TCONV_DEVICE int number(int p) const { return Sets > 2 ? p / Sets * run.sets + p % Sets : p; }
+  TCONV_DEVICE bool exists(int p) const { return (Sets <= 2 || p % Sets < run.sets) && number(p) < run.count; }
+  TCONV_DEVICE int64_t position(int p) const { return exists(p) ? run.first + number(p) * run.step : -1; }
   TCONV_DEVICE int channel(int c) const { return first_channel + c / 2 * 8 + c % 2; }
   TCONV_DEVICE bool valid(int c) const { return Whole || channel(c) < channels_total; }
   /// Padding channels read the operands of the last real one.
@@ -117,19 +121,29 @@ TCONV_DEVICE void transpose_lanes(unsigned (&words)[Count], int lane)
 template <int Count, class T, class Values>
 TCONV_DEVICE void store_run(T* target, Values values)
 {
+  static_assert(Count == 1 || Count == 2 || Count == 4, "tconv: runs have 1, 2 or 4 outputs");
   if constexpr (Count == 4)
   {
     store_streaming<4>(target, values);
   }
+  else if constexpr (Count == 2)
+  {
+    if constexpr (sizeof(T) == 4)
+    {
+      __stcs(reinterpret_cast<float2*>(target), make_float2(values(0), values(1)));
+    }
+    else
+    {
+      __stcs(reinterpret_cast<unsigned*>(target), pack_pair<T>(values(0), values(1)));
+    }
+  }
   else if constexpr (sizeof(T) == 4)
   {
-    static_assert(Count == 2, "tconv: runs have 2 or 4 outputs");
-    __stcs(reinterpret_cast<float2*>(target), make_float2(values(0), values(1)));
+    __stcs(target, values(0));
   }
   else
   {
-    static_assert(Count == 2, "tconv: runs have 2 or 4 outputs");
-    __stcs(reinterpret_cast<unsigned*>(target), pack_pair<T>(values(0), values(1)));
+    __stcs(reinterpret_cast<unsigned short*>(target), static_cast<unsigned short>(pack_pair<T>(values(0), values(0))));
   }
 }
 
@@ -266,6 +280,95 @@ TCONV_DEVICE void store_across_lanes(Tile& tile, T* base, const tensor_strides& 
   }
 }
 
+/// Channels first, more than two sets: 8 channels at a time pass through the warp's shared memory, so that a store takes Together (1 or 2)
+/// neighbouring outputs on each of neighbouring lanes. Two only where rows of y begin and end on multiples of two. Called by whole warps.
+template <int Together, class Tile, class T>
+TCONV_DEVICE void store_through_exchange(Tile& tile, T* base, const tensor_strides& strides, int channels)
+{
+  constexpr int sets    = Tile::positions() / 2;
+  constexpr int most    = 16 * sets / (32 * Together); // stores of a lane for a channel
+  constexpr int at_once = 16 / (most * Together);      // channels whose values are on their way
+  using rows            = fragment_exchange<sets>;
+  const int lane        = own_lane();
+  const int first       = tile.first_channel - lane % 4 * 2;
+  struct
+  {
+    const float* from[Together];
+    T* to;
+    int channels; ///< 0 where there are no such outputs
+  } stores[most];
+  TCONV_PRAGMA_UNROLL
+  for (int i = 0; i < most; ++i)
+  {
+    // Of the warp's 16 cells, which are the runs of its quads.
+    const int number    = Together * (lane + 32 * i);
+    const int pair      = min(number / (2 * tile.run.sets), 7);
+    const int within    = number - pair * 2 * tile.run.sets;
+    const int count     = __shfl_sync(0xffffffffu, tile.run.count, 4 * pair);
+    const int64_t begin = __shfl_sync(0xffffffffu, tile.run.first, 4 * pair);
+    TCONV_PRAGMA_UNROLL
+    for (int e = 0; e < Together; ++e)
+    {
+      const int second  = within + e < tile.run.sets ? 0 : 1; // cell
+      const int set     = within + e - second * tile.run.sets;
+      stores[i].from[e] = tile.run.exchange + ((2 * pair + second) * sets + min(set, sets - 1));
+    }
+    stores[i].to       = base + (begin + within + first * strides.channel);
+    stores[i].channels = within < count ? channels - first : 0;
+  }
+  int64_t step = strides.channel;
+  asm volatile("" : "+l"(step));
+  float4* const own = reinterpret_cast<float4*>(tile.run.exchange + rows::row(2 * (lane % 4)) + lane / 4 * (2 * sets));
+  TCONV_PRAGMA_UNROLL
+  for (int j = 0; j < Tile::channels() / 2; ++j)
+  {
+    __syncwarp(); // what was there has been read
+    TCONV_PRAGMA_UNROLL
+    for (int e = 0; e < 2; ++e)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < 2 * sets; p += 4)
+      {
+        own[(rows::row(e) + p) / 4] = make_float4(
+          tile(2 * j + e, p), tile(2 * j + e, p + 1), tile(2 * j + e, p + 2), tile(2 * j + e, p + 3));
+      }
+    }
+    __syncwarp();
+    TCONV_PRAGMA_UNROLL
+    for (int begin = 0; begin < 8; begin += at_once)
+    {
+      float values[at_once][most][Together];
+      TCONV_PRAGMA_UNROLL
+      for (int c = 0; c < at_once; ++c)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < most; ++i)
+        {
+          TCONV_PRAGMA_UNROLL
+          for (int e = 0; e < Together; ++e)
+          {
+            values[c][i][e] = stores[i].from[e][rows::row(begin + c)];
+          }
+        }
+      }
+      TCONV_PRAGMA_UNROLL
+      for (int c = 0; c < at_once; ++c)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < most; ++i)
+        {
+          if (8 * j + begin + c < stores[i].channels)
+          {
+            store_run<Together>(stores[i].to, [&](int e) { return values[c][i][e]; });
+          }
+          stores[i].to += step;
+          asm volatile("" : "+l"(stores[i].to)); // else its address is formed anew for every store
+        }
+      }
+    }
+  }
+}
+
 /// Channels last, fragment_channel_vector channels at once. Called by whole warps.
 template <class Tile, class T>
 TCONV_DEVICE void store_channel_vectors(Tile& tile, T* base, const tensor_strides& strides, int channels)
@@ -351,21 +454,39 @@ TCONV_DEVICE void store_channels(Tile& tile, T* base, const tensor_strides& stri
 
 /// Finishes the valid outputs of \p tile below \p channels by \p functors, none of which is one across channels, and stores them. \p base:
 /// position 0 of channel 0 of the sample. \p vector: channels first,
-/// all rows of y begin and end on multiples of the outputs of a thread; channels last, all positions begin on multiples of
+/// all rows of y begin and end on multiples of what a store takes (gemm_problem::stored_together()); channels last, all positions begin on multiples of
 /// fragment_channel_vector. Called by whole warps.
 template <class Tile, class T, class Chain>
 TCONV_DEVICE void
 store_fragment(Tile& tile, T* base, const tensor_strides& strides, int channels, bool vector, const Chain& functors)
 {
-  if (vector && !strides.channels_last() && tile.run.step == 1)
+  constexpr bool exchanged = Tile::positions() > 4;
+  if constexpr (!exchanged)
   {
-    store_whole_runs(tile, base, strides, channels, functors);
-    return;
+    if (vector && !strides.channels_last() && tile.run.step == 1)
+    {
+      store_whole_runs(tile, base, strides, channels, functors);
+      return;
+    }
   }
   apply(functors, tile);
   if (!strides.channels_last())
   {
-    store_across_lanes(tile, base, strides, channels);
+    if constexpr (exchanged)
+    {
+      if (vector)
+      {
+        store_through_exchange<2>(tile, base, strides, channels);
+      }
+      else
+      {
+        store_through_exchange<1>(tile, base, strides, channels);
+      }
+    }
+    else
+    {
+      store_across_lanes(tile, base, strides, channels);
+    }
   }
   else if (vector)
   {

@@ -121,8 +121,8 @@ struct gemm_products<gemm_instruction::warp>
       }
       else if constexpr (Form == gemm_form::bf16)
       {
-        multiply_add(at, a[0], matrices[0], matrices[1]);
-        multiply_add(at + 4, a[0], matrices[2], matrices[3]);
+        multiply_add_bf16(at, a[0], matrices[0], matrices[1]);
+        multiply_add_bf16(at + 4, a[0], matrices[2], matrices[3]);
       }
       else
       {

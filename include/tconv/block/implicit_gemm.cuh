@@ -270,6 +270,35 @@ struct plane_stager
     int quarter; ///< of the block
   };
 
+  /// Where an item is read. \p step: from a position to the next.
+  struct item_source
+  {
+    location at;
+    int channel;     ///< first of its 4 channels
+    int w;           ///< first of its 4 positions
+    bool inside;     ///< its row is one of x
+    unsigned offset; ///< of its first element from the sample's; within a sample they fit 32 bits
+
+    TCONV_DEVICE item_source(const plane_stager& stager, int number, unsigned step)
+        : at(stager.locate(number))
+        , channel(stager.first_channel + at.block * gemm_block_channels + 4 * at.quarter)
+        , w(stager.first_w + 4 * at.column)
+    {
+      const gemm_problem& problem = stager.problem;
+      const int h                 = stager.first_h + at.row;
+      inside                      = stager.plane_inside && h >= 0 && h < static_cast<int>(problem.axis[1].in);
+      offset = static_cast<unsigned>(stager.corner + at.row * static_cast<int>(problem.axis[2].in) + 4 * at.column)
+               * step
+             + static_cast<unsigned>(channel) * static_cast<unsigned>(problem.x.channel);
+    }
+    /// Whether x has channel number \p c and position number \p p of the item.
+    TCONV_DEVICE bool has(const plane_stager& stager, int c, int p) const
+    {
+      return inside && w + p >= 0 && w + p < static_cast<int>(stager.problem.axis[2].in)
+          && channel + c < static_cast<int>(stager.problem.in_channels);
+    }
+  };
+
   const gemm_problem& problem;
   const In* x;
   input_vector vector;
@@ -326,55 +355,35 @@ struct plane_stager
   template <input_vector Vector>
   TCONV_DEVICE void copy(int number, unsigned char* plane) const
   {
-    constexpr bool along_w  = Vector == input_vector::positions;
-    const auto in_h         = static_cast<int>(problem.axis[1].in);
-    const auto in_w         = static_cast<int>(problem.axis[2].in);
-    const auto channel_step = static_cast<unsigned>(problem.x.channel);
-    const auto step         = static_cast<unsigned>(along_w ? 1 : problem.x.position);
-    const location at       = locate(number);
-    const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
-    const int h             = first_h + at.row;
-    const int w             = first_w + 4 * at.column;
-    const bool inside       = plane_inside && h >= 0 && h < in_h;
-    // Offsets within a sample fit 32 bits.
-    unsigned source = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
-                    + static_cast<unsigned>(channel) * channel_step;
-    unsigned char* to = plane + target_of(at);
+    constexpr bool along_w = Vector == input_vector::positions; // else vectors of channels follow each other along w
+    const auto step        = static_cast<unsigned>(along_w ? 1 : problem.x.position);
+    const item_source from(*this, number, step);
+    unsigned source   = from.offset;
+    unsigned char* to = plane + target_of(from.at);
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
-      const int w_of       = along_w ? w : w + i;
-      const int channel_of = along_w ? channel + i : channel;
-      const bool exists    = inside && w_of >= 0 && w_of < in_w && channel_of < static_cast<int>(problem.in_channels);
+      const bool exists = from.has(*this, along_w ? i : 0, along_w ? 0 : i);
       copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(i), sample + source, exists);
-      source += along_w ? channel_step : step;
+      source += along_w ? static_cast<unsigned>(problem.x.channel) : step;
     }
   }
   /// The same one element at a time, as positions would bring them; of 4 bytes, fewer cannot be copied so.
   TCONV_DEVICE void copy_elements(int number, unsigned char* plane) const
   {
-    const auto in_h         = static_cast<int>(problem.axis[1].in);
-    const auto in_w         = static_cast<int>(problem.axis[2].in);
-    const auto channel_step = static_cast<unsigned>(problem.x.channel);
-    const auto step         = static_cast<unsigned>(problem.x.position);
-    const location at       = locate(number);
-    const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
-    const int h             = first_h + at.row;
-    const int w             = first_w + 4 * at.column;
-    const bool inside       = plane_inside && h >= 0 && h < in_h;
-    unsigned source         = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
-                    + static_cast<unsigned>(channel) * channel_step;
-    unsigned char* to = plane + target_of(at);
+    const auto step = static_cast<unsigned>(problem.x.position);
+    const item_source from(*this, number, step);
+    unsigned source   = from.offset;
+    unsigned char* to = plane + target_of(from.at);
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
-      const bool exists = inside && channel + c < static_cast<int>(problem.in_channels);
       TCONV_PRAGMA_UNROLL
       for (int p = 0; p < 4; ++p)
       {
-        copy_async_bytes<4>(to + unit(c) + 4 * p, sample + (source + p * step), exists && w + p >= 0 && w + p < in_w);
+        copy_async_bytes<4>(to + unit(c) + 4 * p, sample + (source + p * step), from.has(*this, c, p));
       }
-      source += channel_step;
+      source += static_cast<unsigned>(problem.x.channel);
     }
   }
   /// Takes an item that has been copied to \p from and is to be converted.
@@ -407,17 +416,9 @@ struct plane_stager
   /// Loads item \p number of 16-bit elements, one at a time.
   TCONV_DEVICE void load(item& of, int number) const
   {
-    const auto in_h         = static_cast<int>(problem.axis[1].in);
-    const auto in_w         = static_cast<int>(problem.axis[2].in);
-    const auto channel_step = static_cast<unsigned>(problem.x.channel);
-    const auto step         = static_cast<unsigned>(problem.x.position);
-    const location at       = locate(number);
-    const int channel       = first_channel + at.block * gemm_block_channels + 4 * at.quarter;
-    const int h             = first_h + at.row;
-    const int w             = first_w + 4 * at.column;
-    const bool inside       = plane_inside && h >= 0 && h < in_h;
-    unsigned source         = static_cast<unsigned>(corner + at.row * in_w + 4 * at.column) * step
-                    + static_cast<unsigned>(channel) * channel_step;
+    const auto step = static_cast<unsigned>(problem.x.position);
+    const item_source from(*this, number, step);
+    unsigned source = from.offset;
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
@@ -426,14 +427,14 @@ struct plane_stager
       for (int p = 0; p < 4; ++p)
       {
         values[p] = from_float<In>(0.0f);
-        if (inside && channel + c < static_cast<int>(problem.in_channels) && w + p >= 0 && w + p < in_w)
+        if (from.has(*this, c, p))
         {
           values[p] = sample[source + p * step];
         }
       }
       of.words[c][0] = join(values[0], values[1]);
       of.words[c][1] = join(values[2], values[3]);
-      source += channel_step;
+      source += static_cast<unsigned>(problem.x.channel);
     }
   }
 
@@ -893,7 +894,7 @@ struct tabulated_steps
   const unsigned char* row; ///< the thread's staged input for the taps at hand
   const gemm_step* entry;   ///< of the next step
   gemm_step next;           ///< read ahead
-  uint64_t present;         ///< two sets: of the next step in the lowest bits
+  uint64_t present;         ///< several sets: those of the next step in the lowest bits
   int left;                 ///< shifts until the next block of channels begins
 
   TCONV_DEVICE tabulated_steps(const gemm_problem& problem, const gemm_phase& phase, const unsigned char* staged)
@@ -935,7 +936,11 @@ struct tabulated_steps
         advance(1);
         const int sets = advance_sets(problem, phase.shifts);
         // A branch around each case as a whole: products must not straddle one.
-        if (sets == 3)
+        if constexpr (Policy::sets > 2)
+        {
+          multiply_sets<0>(sums, fragment, sets, b);
+        }
+        else if (sets == 3)
         {
           multiply_steps<Policy, Form, 3>(sums, fragment, b);
         }
@@ -957,17 +962,51 @@ private:
     entry += steps;
     next = *entry;
   }
-  /// Two sets: which of them the next step has weights for.
+  /// Several sets: which of them the next step has weights for.
   TCONV_DEVICE int advance_sets(const gemm_problem& problem, int shifts)
   {
-    const int sets = static_cast<int>(present) & 3;
-    present >>= 2;
+    const int sets = static_cast<int>(present) & ((1 << Policy::sets) - 1);
+    present >>= Policy::sets;
     if (--left == 0)
     {
       left    = shifts;
       present = problem.present;
     }
     return sets;
+  }
+  /// A step for those of four sets from First on that are in \p sets, at once where they are the first ones of the four; and so on.
+  template <int First>
+  TCONV_DEVICE static void multiply_sets(gemm_accumulators<Policy>& sums,
+                                         gemm_fragment<Form> (&fragment)[1],
+                                         int sets,
+                                         packed_weights<Policy>& b)
+  {
+    switch (sets >> First & 15)
+    {
+      case 0: break;
+      case 15: multiply_steps<Policy, Form, 15U << First>(sums, fragment, b); break;
+      case 7: multiply_steps<Policy, Form, 7U << First>(sums, fragment, b); break;
+      default: multiply_each<First, First + 4>(sums, fragment, sets, b);
+    }
+    if constexpr (First + 4 < Policy::sets)
+    {
+      multiply_sets<First + 4>(sums, fragment, sets, b);
+    }
+  }
+  template <int First, int Last>
+  TCONV_DEVICE static void multiply_each(gemm_accumulators<Policy>& sums,
+                                         gemm_fragment<Form> (&fragment)[1],
+                                         int sets,
+                                         packed_weights<Policy>& b)
+  {
+    if ((sets >> First & 1) != 0)
+    {
+      multiply_steps<Policy, Form, 1U << First>(sums, fragment, b);
+    }
+    if constexpr (First + 1 < Last)
+    {
+      multiply_each<First + 1, Last>(sums, fragment, sets, b);
+    }
   }
   /// Groups of Count steps of one set, as many as \p steps has, which are taken off it; \p b moves on. The products of a group are waited for
   /// once: so few of them take less time than the way to the next wait.
@@ -1077,6 +1116,10 @@ TCONV_DEVICE void visit_steps(const gemm_problem& problem, Visitor visit)
       case 0x1555: return visit(type_value<neighbouring_steps<Policy, Form, 0x1555>>{});
       default: return visit(type_value<tabulated_steps<Policy, Form>>{});
     }
+  }
+  else if constexpr (Policy::sets > 2)
+  {
+    return visit(type_value<tabulated_steps<Policy, Form>>{});
   }
   else
   {

@@ -94,17 +94,17 @@ struct gemm_problem
   static constexpr int listed = 16; ///< phases that the launcher lists
   gemm_phase list[listed];
   tensor_strides x;
-  gemm_form form                               = gemm_form::split;
-  int64_t batch                                = 0;
-  int64_t in_channels                          = 1;
-  int64_t out_channels                         = 1;
-  int phases[3]                                = {1, 1, 1}; ///< phases per axis; the last counts groups of sets
-  int tiles[3]                                 = {1, 1, 1}; ///< tiles per axis
-  int channel_tiles                            = 1;
-  int columns                                  = 64; ///< output channels of a tile
-  int sets                                     = 1;
-  static constexpr int most_shifts_of_two_sets = 32;
-  uint64_t present    = 0;         ///< two sets: bit 2 j + set is set where shift number j has a tap of the set
+  gemm_form form                 = gemm_form::split;
+  int64_t batch                  = 0;
+  int64_t in_channels            = 1;
+  int64_t out_channels           = 1;
+  int phases[3]                  = {1, 1, 1}; ///< phases per axis; the last counts groups of sets
+  int tiles[3]                   = {1, 1, 1}; ///< tiles per axis
+  int channel_tiles              = 1;
+  int columns                    = 64; ///< output channels of a tile
+  static constexpr int most_sets = 8;  ///< phases along w
+  int sets                       = 1;  ///< phases along w that a thread holds: 1 or all of them
+  uint64_t present    = 0; ///< several sets: bit set_room() j + set is set where shift number j has a tap of the set
   int box[3]          = {1, 1, 2}; ///< cells of a tile; even along w
   int most_shift[3]   = {0, 0, 0}; ///< of all taps, per axis
   int planes          = 1;         ///< staged extents of a tile
@@ -126,7 +126,8 @@ struct gemm_problem
   float lost       = 0.0f;    ///< split form: relative error of an operand that the error bound lets through
   int ring_at      = 0;       ///< bytes of shared memory before the ring of weights
   int staged_at    = 0;       ///< before the staged input
-  int steps_at     = 0;       ///< and before the table of steps
+  int steps_at     = 0;       ///< before the table of steps
+  int exchange_at  = 0;       ///< and before what warps exchange outputs in
   int row_steps    = 1;       ///< room of a row of steps in that table
 
   TCONV_HOST_DEVICE constexpr axis_phase phase(int a, int64_t r) const
@@ -155,12 +156,18 @@ struct gemm_problem
   TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * position_bytes(); }
   TCONV_HOST_DEVICE constexpr int plane_bytes() const { return chunk_blocks * rows * row_bytes(); }
 
-  /// Whether a step serves both sets: phases of stride 2 share shifts where the dilation is 1. Else a step has one tap.
-  TCONV_HOST_DEVICE constexpr bool paired() const { return sets == 2 && axis[2].dilation == 1; }
+  /// Sets that the accumulators of a thread have room for.
+  TCONV_HOST_DEVICE constexpr int set_room() const { return sets <= 2 ? sets : (sets <= 4 ? 4 : 8); }
+  /// Outputs along w that one store takes where the rows of a channels-first tensor let it.
+  TCONV_HOST_DEVICE constexpr int stored_together() const { return sets == 2 ? 4 : 2; }
+  /// Most shifts of several sets.
+  TCONV_HOST_DEVICE constexpr int most_shifts() const { return 64 / set_room(); }
+  /// Whether a step serves all sets: phases share shifts where the dilation is 1. Else a step has one tap.
+  TCONV_HOST_DEVICE constexpr bool paired() const { return sets > 1 && axis[2].dilation == 1; }
   /// Shifts along w that taps of phase group \p r have, repeated where two taps have the same and are not paired: one step each.
   TCONV_HOST_DEVICE constexpr int shifts(int64_t r) const
   {
-    if (sets == 2)
+    if (sets > 1)
     {
       return static_cast<int>(paired() ? axis[2].max_shift() - axis[2].min_shift() + 1 : axis[2].kernel);
     }
@@ -168,23 +175,23 @@ struct gemm_problem
   }
   TCONV_HOST_DEVICE constexpr int64_t shift(int64_t r, int j) const
   {
-    if (sets == 2)
+    if (sets > 1)
     {
       return paired() ? axis[2].min_shift() + j : axis[2].tap_shift(j);
     }
     const axis_phase taps = phase(2, r);
     return taps.first_shift + j * taps.shift_step;
   }
-  /// The tap along w of shift number \p j and \p set, or -1. (Paired: tap t has phase (t - padding) mod 2.)
+  /// The tap along w of shift number \p j and \p set, or -1. (Paired: tap t has phase (t - padding) mod stride.)
   TCONV_HOST_DEVICE constexpr int64_t tap(int64_t r, int j, int set) const
   {
-    if (sets == 2 && !paired())
+    if (sets > 1 && !paired())
     {
       return axis[2].tap_phase(j) == set ? j : -1;
     }
-    if (sets == 2)
+    if (sets > 1)
     {
-      const int64_t t = 2 * (axis[2].min_shift() + j) + axis[2].padding + set;
+      const int64_t t = axis[2].stride * (axis[2].min_shift() + j) + axis[2].padding + set;
       return t >= 0 && t < axis[2].kernel ? t : -1;
     }
     const axis_phase taps = phase(2, r);
@@ -194,22 +201,23 @@ struct gemm_problem
   TCONV_HOST_DEVICE constexpr gemm_tap_place place(int64_t t) const
   {
     const auto r = static_cast<int>(axis[2].tap_phase(t));
-    if (sets == 2)
+    if (sets > 1)
     {
       return {0, static_cast<int>(paired() ? axis[2].tap_shift(t) - axis[2].min_shift() : t), r};
     }
     const axis_phase taps = phase(2, r);
     return {r, static_cast<int>((t - taps.first_tap) / taps.tap_step), 0};
   }
-  /// Pieces of weights of the first \p j shifts.
-  TCONV_HOST_DEVICE constexpr int pieces_before(int j) const
+  /// Pieces of weights before that of \p set at shift number \p j.
+  TCONV_HOST_DEVICE constexpr int pieces_before(int j, int set = 0) const
   {
     if (sets == 1)
     {
       return j;
     }
-    int count = 0;
-    for (uint64_t bits = j < 32 ? present & ((uint64_t{1} << 2 * j) - 1) : present; bits != 0; bits &= bits - 1)
+    const int end = set_room() * j + set;
+    int count     = 0;
+    for (uint64_t bits = end < 64 ? present & ((uint64_t{1} << end) - 1) : present; bits != 0; bits &= bits - 1)
     {
       ++count;
     }

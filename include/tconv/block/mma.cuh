@@ -15,7 +15,7 @@ namespace block
 /// sums[16][8] += a[16][16] b[16][8] in bf16, two neighbours of the summation index in a word: the lane has of a words
 /// t of rows g and g + 8 (a[0], a[1]) and words t + 4 of both (a[2], a[3]), of b the same words of column g. Called by
 /// a warp.
-TCONV_DEVICE void multiply_add(float* sums, const unsigned (&a)[4], unsigned b0, unsigned b1)
+TCONV_DEVICE void multiply_add_bf16(float* sums, const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -64,10 +64,10 @@ TCONV_DEVICE void multiply_components(float (&sums)[4], const component_rows& a,
   const unsigned high[4] = {a.high[0].x, a.high[0].y, a.high[1].x, a.high[1].y};
   const unsigned low[4]  = {a.low[0].x, a.low[0].y, a.low[1].x, a.low[1].y};
   // Small products first: the instruction truncates what it adds to.
-  multiply_add(sums, low, b.low[0], b.low[1]);
-  multiply_add(sums, low, b.high[0], b.high[1]);
-  multiply_add(sums, high, b.low[0], b.low[1]);
-  multiply_add(sums, high, b.high[0], b.high[1]);
+  multiply_add_bf16(sums, low, b.low[0], b.low[1]);
+  multiply_add_bf16(sums, low, b.high[0], b.high[1]);
+  multiply_add_bf16(sums, high, b.low[0], b.low[1]);
+  multiply_add_bf16(sums, high, b.high[0], b.high[1]);
 }
 
 } // namespace block

@@ -16,7 +16,7 @@ namespace detail
 {
 
 /// Milliseconds that stores cost beyond products, for neither engine can store neighbouring outputs of a row at once where rows are no
-/// multiple of a vector, or neighbours belong to different threads.
+/// multiple of a vector, and the gather engine where neighbours belong to different threads.
 inline double store_milliseconds(const conv_transpose_shape<3>& shape, double odd_rows, double strided)
 {
   const auto outputs = static_cast<double>(shape.output_elements());
@@ -62,8 +62,7 @@ inline double milliseconds(const gemm_plan& plan, const conv_transpose_shape<3>&
                        : plan.problem.form == gemm_form::split           ? policy::gemm_warp_split
                                                                          : policy::gemm_warp;
   return slower * plan.cycles / policy::gemm_cycles + policy::gemm_launch
-       + static_cast<double>(shape.weight_elements()) * packing
-       + store_milliseconds(shape, policy::gemm_odd_rows, policy::gemm_strided)
+       + static_cast<double>(shape.weight_elements()) * packing + store_milliseconds(shape, policy::gemm_odd_rows, 0.0)
        + (across_channels && !plan.whole_rows ? logits_milliseconds(shape) : 0.0);
 }
 

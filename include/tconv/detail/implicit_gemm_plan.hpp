@@ -6,9 +6,12 @@
 
 #include "../block/implicit_gemm_problem.hpp"
 #include "../shape.hpp"
+#include "../tuning/engines.hpp"
 #include "../tuning/implicit_gemm.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 TCONV_NAMESPACE_BEGIN
 
@@ -20,6 +23,15 @@ struct gemm_machine
 {
   gemm_instruction instruction = gemm_instruction::warpgroup;
   int64_t shared_bytes         = tuning::implicit_gemm_shared_bytes; ///< a block may have
+};
+
+/// What a plan has to know of a call besides its shape.
+struct gemm_call
+{
+  layout input         = layout::channels_first;
+  layout output        = layout::channels_first;
+  bool across_channels = false;                   ///< a tile is to hold all channels of a position, if a tile can
+  int most_sets        = gemm_problem::most_sets; ///< phases along w that a thread may hold
 };
 
 /// A planned tensor-core kernel.
@@ -39,6 +51,14 @@ struct gemm_plan
 template <gemm_instruction Instruction = gemm_instruction::warpgroup, class Visitor>
 auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
 {
+  if (sets > 2)
+  {
+    if (sets > 4)
+    {
+      return visit(tuning::implicit_gemm_policy<32, 8, Instruction>{});
+    }
+    return visit(tuning::implicit_gemm_policy<32, 4, Instruction>{});
+  }
   if (sets == 2)
   {
     switch (columns)
@@ -68,7 +88,7 @@ inline unsigned gemm_neighbours(const gemm_problem& problem, int count)
   }
   for (const unsigned known : {0x3U, 0xeU, 0x1eU})
   {
-    if (problem.paired() && problem.present == known)
+    if (problem.sets == 2 && problem.paired() && problem.present == known)
     {
       return known;
     }
@@ -88,11 +108,26 @@ constexpr int64_t gemm_control_room(gemm_form form, int planes)
   return gemm_control_bytes + (form == gemm_form::split ? int64_t{planes} * gemm_lost_bytes : 0);
 }
 
-/// Bytes before the ring of weights: the table of steps comes last. A multiple of 128.
-constexpr int64_t gemm_ring_start(const gemm_problem& problem)
+/// Bytes in which the warps that multiply exchange outputs. A multiple of 128.
+inline int64_t gemm_exchange_room(const gemm_problem& problem)
+{
+  const int bytes = visit_gemm_policy(problem.columns, problem.sets, [](auto policy) {
+    return decltype(policy)::exchange_bytes * decltype(policy)::consumers * 4;
+  });
+  return ceil_div(int64_t{bytes}, 128) * 128;
+}
+
+/// Bytes before the room for exchanged outputs: the table of steps comes before it. A multiple of 128.
+constexpr int64_t gemm_exchange_start(const gemm_problem& problem)
 {
   const int64_t table = int64_t{problem.phases[2]} * problem.row_steps * static_cast<int64_t>(sizeof(gemm_step));
   return gemm_control_room(problem.form, problem.ring_planes) + ceil_div(table, 128) * 128;
+}
+
+/// Bytes before the ring of weights. A multiple of 128.
+inline int64_t gemm_ring_start(const gemm_problem& problem)
+{
+  return gemm_exchange_start(problem) + gemm_exchange_room(problem);
 }
 
 /// Most pieces of weights that \p steps neighbouring steps of a row of \p count shifts can have.
@@ -113,13 +148,14 @@ inline void plan_stages(gemm_problem& problem, int64_t most_shifts, int64_t tota
   const int all     = problem.chunk_blocks * count;
   problem.row_steps = all + 1;
   // Whole blocks at a time where the main loop has code for all shifts of one.
-  const bool fits = most_pieces(problem, count, count) * problem.piece_bytes()
+  const bool fits = static_cast<int64_t>(most_pieces(problem, count, count)) * problem.piece_bytes()
                  <= std::min(tuning::implicit_gemm_block_stage_bytes, total / 8);
   problem.neighbours = fits ? gemm_neighbours(problem, count) : 0;
   const int unit     = problem.neighbours != 0 ? count : 1;
   int steps          = unit;
   while (steps + unit <= std::min(all, gemm_most_steps)
-         && most_pieces(problem, steps + unit, count) * problem.piece_bytes() <= tuning::implicit_gemm_stage_bytes)
+         && static_cast<int64_t>(most_pieces(problem, steps + unit, count)) * problem.piece_bytes()
+              <= std::min(tuning::implicit_gemm_stage_bytes, total / 16))
   {
     steps += unit;
   }
@@ -143,31 +179,18 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
   {
     return false;
   }
-  problem.chunk_blocks = blocks;
-  plan_stages(problem, most_shifts, total);
-  problem.phase_stages  = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
   const bool fits_whole = plane_block * blocks <= total;
-  const int chained     = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], 2 * problem.planes)
-                                               : 2 * problem.planes;
-  const int64_t needed  = int64_t{problem.phase_stages} * problem.total_phases();
-  const struct
-  {
-    int planes;
-    int64_t stages;
-  } choices[] = {{2 * problem.planes, std::min<int64_t>(needed, 8)},
-                 {chained, tuning::implicit_gemm_min_stages},
-                 {problem.planes, tuning::implicit_gemm_min_stages}};
-  for (const auto& choice : choices)
-  {
-    problem.ring_planes = choice.planes;
-    if (fits_whole && problem.ring_planes <= 32 && stages() >= choice.stages)
-    {
-      problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-      return true;
-    }
-  }
-  for (const int planes : {2 * problem.planes, problem.planes})
-  {
+  // All channels at a time, where that leaves room for at least so many stages of weights.
+  const auto whole = [&](int planes, int64_t least) {
+    problem.chunk_blocks = blocks;
+    problem.ring_planes  = planes;
+    plan_stages(problem, most_shifts, total);
+    problem.phase_stages = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
+    problem.stages       = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
+    return fits_whole && planes <= 32 && stages() >= least;
+  };
+  // As few chunks of them as fit, of about the same size.
+  const auto chunked = [&](int planes) {
     problem.ring_planes = planes;
     for (problem.chunk_blocks = blocks - 1; planes <= 32 && problem.chunk_blocks > 0; --problem.chunk_blocks)
     {
@@ -178,7 +201,6 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
       plan_stages(problem, most_shifts, total);
       if (stages() >= tuning::implicit_gemm_min_stages)
       {
-        // As few chunks as fit, of about the same size.
         problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
         plan_stages(problem, most_shifts, total);
         problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
@@ -187,46 +209,48 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
         return problem.stages >= 2;
       }
     }
-  }
-  return false;
+    return false;
+  };
+  problem.chunk_blocks = blocks;
+  plan_stages(problem, most_shifts, total);
+  const int64_t needed = static_cast<int64_t>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks)
+                       * problem.total_phases();
+  const int twice   = 2 * problem.planes;
+  const int chained = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], twice) : twice;
+  // A tile without room for the next one's input beside its own waits for it; chunks do not, and with one phase they are staged once.
+  return whole(twice, std::min<int64_t>(needed, 8)) || whole(chained, tuning::implicit_gemm_min_stages)
+      || (problem.total_phases() == 1 && chunked(twice)) || whole(problem.planes, tuning::implicit_gemm_min_stages)
+      || chunked(twice) || chunked(problem.planes);
 }
 
-/// Plans the tensor-core kernel for a valid canonical shape with at least one output.
-///
-/// Not supported: groups; the split form below 16 input channels, where fewer
-/// products may land on an output than its error bound needs; extents that 32-bit offsets within a tile cannot hold.
-inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
-                                    gemm_form form,
-                                    layout input_layout         = layout::channels_first,
-                                    const gemm_machine& machine = {})
+/// Whether the engine has numbers for \p shape; see plan_implicit_gemm().
+inline bool fits_gemm_problem(const conv_transpose_shape<3>& shape, gemm_form form)
 {
-  gemm_plan plan;
-  plan.instruction              = machine.instruction;
-  gemm_problem& problem         = plan.problem;
   constexpr int64_t most_extent = int64_t{1} << 24;
-  bool possible = shape.groups == 1 && shape.in_channels <= (int64_t{1} << 20) && shape.batch < (int64_t{1} << 31)
-               && shape.out_channels <= (int64_t{1} << 20) && (form != gemm_form::split || shape.in_channels >= 16);
+  bool fits = shape.groups == 1 && shape.in_channels <= (int64_t{1} << 20) && shape.batch < (int64_t{1} << 31)
+           && shape.out_channels <= (int64_t{1} << 20) && (form != gemm_form::split || shape.in_channels >= 16);
   for (int a = 0; a < 3; ++a)
   {
     const conv_axis axis = shape.axis(a);
-    possible             = possible && axis.in <= most_extent && axis.out <= most_extent && axis.kernel <= 1024
-            && axis.stride <= most_extent && axis.dilation <= most_extent && axis.padding <= most_extent;
+    fits                 = fits && axis.in <= most_extent && axis.out <= most_extent && axis.kernel <= 1024
+        && axis.stride <= most_extent && axis.dilation <= most_extent && axis.padding <= most_extent;
   }
   // Offsets within a sample and within the weights are 32 bits wide, as is the number of phases.
   const double phases = static_cast<double>(shape.axis(0).phases()) * static_cast<double>(shape.axis(1).phases())
                       * static_cast<double>(shape.axis(2).phases());
   const double sample = static_cast<double>(shape.input_slice.total(shape.in_channels))
                       * static_cast<double>(shape.input_positions());
-  possible = possible && phases <= 65536.0 && sample < 2147483648.0 && shape.weight_elements() < (int64_t{1} << 31)
-          && shape.taps() <= 1 << 20;
-  if (!possible)
-  {
-    return plan;
-  }
+  return fits && phases <= 65536.0 && sample < 2147483648.0 && shape.weight_elements() < (int64_t{1} << 31)
+      && shape.taps() <= 1 << 20;
+}
 
-  problem.form  = form;
-  problem.x     = tensor_strides::of(input_layout, shape.input_slice.total(shape.in_channels), shape.input_positions());
-  problem.batch = shape.batch;
+/// The numbers of \p shape that follow from it alone.
+inline gemm_problem make_gemm_problem(const conv_transpose_shape<3>& shape, gemm_form form, layout input)
+{
+  gemm_problem problem;
+  problem.form         = form;
+  problem.x            = tensor_strides::of(input, shape.input_slice.total(shape.in_channels), shape.input_positions());
+  problem.batch        = shape.batch;
   problem.in_channels  = shape.in_channels;
   problem.out_channels = shape.out_channels;
   for (int a = 0; a < 3; ++a)
@@ -239,29 +263,61 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
       problem.table[a][r] = problem.axis[a].phase(r);
     }
   }
-  problem.sets = shape.stride[2] == 2 ? 2 : 1;
-  if (problem.sets == 2 && problem.shifts(0) > gemm_problem::most_shifts_of_two_sets)
-  {
-    problem.sets = 1;
-  }
-  for (int bit = 0; problem.sets == 2 && bit < 2 * problem.shifts(0); ++bit)
-  {
-    problem.present |= uint64_t{problem.tap(0, bit / 2, bit % 2) >= 0 ? 1U : 0U} << bit;
-  }
-  problem.phases[2]     = (problem.phases[2] + problem.sets - 1) / problem.sets;
-  problem.columns       = shape.out_channels <= 32 ? 32 : (shape.out_channels <= 64 ? 64 : 128);
-  problem.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, problem.columns));
-  plan.whole_rows       = problem.channel_tiles == 1;
   // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
   // not held exactly, and a quarter for weights.
   problem.lost = std::min(static_cast<float>(shape.in_channels + 8) / 4.0f, 64.0f) / 16777216.0f;
+  return problem;
+}
 
-  const auto most_taps = [&](int a) {
-    return ceil_div(
-      problem.axis[a].kernel, problem.axis[a].stride / gcd(problem.axis[a].stride, problem.axis[a].dilation));
-  };
-  const int64_t most_rows   = most_taps(0) * most_taps(1);
-  const int64_t most_shifts = problem.sets == 2 ? problem.shifts(0) : most_taps(2);
+/// Most taps along axis \p a that land on an output.
+constexpr int64_t most_landing_taps(const gemm_problem& problem, int a)
+{
+  const conv_axis& axis = problem.axis[a];
+  return ceil_div(axis.kernel, axis.stride / gcd(axis.stride, axis.dilation));
+}
+
+/// Gives each thread \p sets phases along w, 1 or all of them; false if their shifts do not fit.
+inline bool assign_sets(gemm_problem& problem, int sets)
+{
+  problem.sets = sets;
+  if (sets == 1)
+  {
+    return true;
+  }
+  problem.phases[2] = 1;
+  const int shifts  = problem.shifts(0);
+  for (int j = 0; shifts <= problem.most_shifts() && j < shifts; ++j)
+  {
+    for (int set = 0; set < sets; ++set)
+    {
+      problem.present |= uint64_t{problem.tap(0, j, set) >= 0 ? 1U : 0U} << (problem.set_room() * j + set);
+    }
+  }
+  return shifts <= problem.most_shifts();
+}
+
+/// Columns of the widest tiles that suit the channels and sets of \p problem: 32, 64 or 128.
+inline int most_columns(const gemm_problem& problem, const gemm_call& call)
+{
+  int64_t products = problem.in_channels;
+  for (int a = 0; a < 3; ++a)
+  {
+    products *= most_landing_taps(problem, a);
+  }
+  // Long sums leave the tensor core on their way, for which few accumulators leave room.
+  const bool promoted = problem.form == gemm_form::split && products > tuning::implicit_gemm_longest_sum
+                     && !call.across_channels;
+  const int most = problem.sets > 2 ? 32 : (promoted ? 64 / problem.sets : 128);
+  return std::min(most, problem.out_channels <= 32 ? 32 : (problem.out_channels <= 64 ? 64 : 128));
+}
+
+/// Chooses the box of cells of a tile for \p problem, and with it chunks and rings, in \p total bytes of shared memory. Returns the estimate of
+/// a multiprocessor's cycles; infinity if no box fits.
+inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t total)
+{
+  const double none         = std::numeric_limits<double>::infinity();
+  const int64_t most_rows   = most_landing_taps(problem, 0) * most_landing_taps(problem, 1);
+  const int64_t most_shifts = problem.sets > 1 ? problem.shifts(0) : most_landing_taps(problem, 2);
   const int rows = visit_gemm_policy(problem.columns, problem.sets, [](auto policy) { return decltype(policy)::rows; });
   const int64_t cells[3] = {problem.axis[0].cells(), problem.axis[1].cells(), problem.axis[2].cells()};
   int64_t span[3];
@@ -271,21 +327,33 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
   }
   if (span[0] > 31 || span[1] > 4096 || span[2] > 4096)
   {
-    return plan;
+    return none;
   }
 
   // Products and outputs of one tile, in cycles of a multiprocessor.
-  const int count     = form == gemm_form::split ? 3 : gemm_form_traits::of(form).terms;
+  using costs         = tuning::engine_costs;
+  const int count     = problem.form == gemm_form::split ? 3 : gemm_form_traits::of(problem.form).terms;
   const double pieces = static_cast<double>(problem.axis[0].kernel) * static_cast<double>(problem.axis[1].kernel)
                       * static_cast<double>(problem.axis[2].kernel) * problem.blocks();
-  const double multiply  = pieces * count * 32.0 * problem.columns / 64.0 * rows / 64.0;
-  const double outputs   = static_cast<double>(problem.total_phases()) * problem.sets * rows * problem.columns;
+  const double products = pieces * count * 32.0 * problem.columns / 64.0 * rows / 64.0;
+  const double steps    = static_cast<double>(problem.axis[0].kernel) * static_cast<double>(problem.axis[1].kernel)
+                     * static_cast<double>(most_shifts) * problem.blocks();
+  const double multiply = problem.sets > 2 ? products * costs::gemm_many_sets + steps * costs::gemm_many_sets_step
+                                           : products;
+  const double outputs  = static_cast<double>(problem.total_phases()) * problem.sets * rows * problem.columns;
+  const double stage    = problem.form == gemm_form::split ? costs::gemm_stage_split
+                        : problem.form == gemm_form::tf32  ? costs::gemm_stage_tf32
+                                                           : costs::gemm_stage_half;
+  // Both ends of a run of outputs are parts of sectors where rows are no whole ones.
+  const double element = problem.form == gemm_form::fp16 || problem.form == gemm_form::bf16 ? 2.0 : 4.0;
+  const double odd     = problem.sets > 1 && problem.axis[2].out % 8 != 0 ? costs::gemm_run_ends : 0.0;
+  // Outputs whose neighbours belong to other threads are stored one by one.
+  const bool scattered   = problem.sets == 1 && problem.axis[2].stride > 2 && call.output != layout::channels_last;
   const bool aligned     = problem.axis[2].in % 4 == 0 && !problem.x.channels_last();
-  bool found             = false;
-  double best_cost       = 0;
+  double best            = none;
   gemm_problem candidate = problem;
   // Boxes that leave threads without cells only where no other fits.
-  for (int64_t most = rows; !found && most >= rows / 4; most /= 2)
+  for (int64_t most = rows; !std::isfinite(best) && most >= rows / 4; most /= 2)
   {
     const int64_t most_w = std::min<int64_t>(most, (cells[2] + 1) / 2 * 2);
     for (int64_t w = 2;; w = 2 * w < most_w ? 2 * w : most_w)
@@ -310,7 +378,7 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
         candidate.rows     = static_cast<int>(h + span[1]);
         candidate.planes   = static_cast<int>(d + span[0]);
         if (candidate.planes > 32 || tiles >= (int64_t{1} << 31)
-            || !plan_staging(candidate, most_rows, most_shifts, machine.shared_bytes))
+            || !plan_staging(candidate, most_rows, most_shifts, total))
         {
           continue;
         }
@@ -318,20 +386,22 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
         const int64_t planes = candidate.tiles[0] > 1 && !chunked ? d : candidate.planes;
         const double staged  = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
                             * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
-        const double run       = static_cast<double>(w) * problem.sets * 4.0; // bytes of a run of y, about
-        const double late      = candidate.ring_planes < 2 * candidate.planes
+        const double run = static_cast<double>(std::min(w * problem.sets, problem.axis[2].out))
+                         * element; // bytes of a run of y
+        const double late       = candidate.ring_planes < 2 * candidate.planes
                              && (chunked || candidate.ring_planes == candidate.planes)
-                                 ? 1.0
-                                 : 0.25;
-        const double tile_cost = multiply + outputs * 0.2 * std::max(1.0, 128.0 / run) + late * staged * 0.5;
+                                  ? 1.0
+                                  : 0.25;
+        const double multiplied = multiply + outputs * 0.2 * (std::max(1.0, 128.0 / run) + odd / run)
+                                + (scattered ? outputs * costs::gemm_scattered : 0.0) + late * staged * 0.5;
+        const double tile_cost = std::max(multiplied, staged * stage);
         const auto waves       = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors));
         const double cost      = waves * tile_cost;
-        if (!found || cost < best_cost)
+        // Of equal ones the widest: the outputs of a tile lie closest to each other.
+        if (cost <= best)
         {
-          found       = true;
-          best_cost   = cost;
-          problem     = candidate;
-          plan.cycles = cost;
+          best    = cost;
+          problem = candidate;
         }
       }
       if (w >= most_w)
@@ -340,10 +410,67 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
       }
     }
   }
-  if (!found)
+  return best;
+}
+
+/// Plans the tensor-core kernel for a valid canonical shape with at least one output.
+///
+/// Not supported: groups; the split form below 16 input channels, where fewer
+/// products may land on an output than its error bound needs; extents that 32-bit offsets within a tile cannot hold.
+inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
+                                    gemm_form form,
+                                    const gemm_call& call       = {},
+                                    const gemm_machine& machine = {})
+{
+  gemm_plan plan;
+  plan.instruction = machine.instruction;
+  if (!fits_gemm_problem(shape, form))
   {
     return plan;
   }
+  const gemm_problem base = make_gemm_problem(shape, form, call.input);
+  plan.cycles             = std::numeric_limits<double>::infinity();
+  // All phases along w in a thread, or one. With stride 2 all of them are always better; more leave room for 32 columns only.
+  const auto all = static_cast<int>(std::min<int64_t>(shape.stride[2], gemm_problem::most_sets + 1));
+  for (const int sets : {all, 1})
+  {
+    const bool allowed    = sets <= call.most_sets && !(sets > 2 && call.across_channels && shape.out_channels > 32);
+    const bool settled    = sets == 1 && (all == 1 || plan.problem.sets == 2) && std::isfinite(plan.cycles);
+    gemm_problem assigned = base;
+    if (!allowed || settled || !assign_sets(assigned, sets))
+    {
+      continue;
+    }
+    // Narrow tiles stage their input more often, but there are more of them.
+    double best = std::numeric_limits<double>::infinity();
+    for (int columns = most_columns(assigned, call); columns >= 32; columns /= 2)
+    {
+      gemm_problem candidate  = assigned;
+      candidate.columns       = columns;
+      candidate.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, columns));
+      const double cycles     = plan_tiles(candidate, call, machine.shared_bytes);
+      if (!(cycles < best * tuning::engine_costs::gemm_narrower))
+      {
+        continue;
+      }
+      best = cycles;
+      if (cycles < plan.cycles)
+      {
+        plan.cycles  = cycles;
+        plan.problem = candidate;
+      }
+      if (call.across_channels)
+      {
+        break;
+      }
+    }
+  }
+  gemm_problem& problem = plan.problem;
+  if (!std::isfinite(plan.cycles))
+  {
+    return plan;
+  }
+  plan.whole_rows = problem.channel_tiles == 1;
 
   // Stages of all phases.
   int64_t used = 0;
@@ -359,6 +486,7 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
   const int64_t groups      = int64_t{problem.channel_tiles} * problem.columns / tuning::implicit_gemm_pack_columns;
   plan.pack_blocks          = static_cast<int>(groups) * tuning::implicit_gemm_pack_cluster;
   problem.steps_at          = static_cast<int>(gemm_control_room(form, problem.ring_planes));
+  problem.exchange_at       = static_cast<int>(gemm_exchange_start(problem));
   problem.block_bytes       = problem.rows * problem.row_bytes();
   problem.first_step        = problem.step(0);
   problem.ring_at           = static_cast<int>(gemm_ring_start(problem));

@@ -160,7 +160,7 @@ struct reduce_gemm_moments
         TCONV_PRAGMA_UNROLL
         for (int p = 0; p < Tile::positions(); ++p)
         {
-          results[c] += p < tile.run.count ? term(tile(c, p), c) : 0.0f;
+          results[c] += tile.exists(p) ? term(tile(c, p), c) : 0.0f;
         }
       }
     }

@@ -777,12 +777,18 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
       const auto out_h = static_cast<int>(problem.axis[1].out);
       const auto out_w = static_cast<int>(problem.axis[2].out);
       block::fragment_run run;
-      run.step          = Policy::sets == 2 ? 1 : static_cast<int>(problem.axis[2].stride);
+      run.step          = Policy::sets > 1 ? 1 : static_cast<int>(problem.axis[2].stride);
       run.first         = (static_cast<int64_t>(o[0]) * out_h + o[1]) * out_w + o[2];
       const bool inside = cells.active && o[0] < out_d && o[1] < out_h && o[2] < out_w;
       // Of the two cells.
-      const int present = Policy::sets == 2 ? out_w - o[2] : (o[2] + run.step < out_w ? 2 : 1);
-      run.count         = inside ? (present < 2 * Policy::sets ? present : 2 * Policy::sets) : 0;
+      const int present = Policy::sets > 1 ? out_w - o[2] : (o[2] + run.step < out_w ? 2 : 1);
+      run.sets          = Policy::sets > 2 ? problem.sets : Policy::sets;
+      run.count         = inside ? (present < 2 * run.sets ? present : 2 * run.sets) : 0;
+      if constexpr (Policy::exchange_bytes > 0)
+      {
+        run.exchange = reinterpret_cast<float*>(block::gemm_memory() + problem.exchange_at
+                                                + block::own_thread() / 32 * Policy::exchange_bytes);
+      }
       return run;
     };
     result.add(finish, tile.n, static_cast<int>(problem.out_channels), first_channel, locate_outputs, scale, sums);

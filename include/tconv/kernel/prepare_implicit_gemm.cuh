@@ -35,8 +35,7 @@ TCONV_DEVICE packed_tap locate_tap(const gemm_problem& problem, int a, int t)
   }
   const gemm_tap_place place = problem.place(t);
   const int64_t first        = static_cast<int64_t>(place.group) * problem.sets;
-  const bool follows         = place.set == 1 && problem.tap(first, place.shift, 0) >= 0;
-  return {place.group, place.shift, problem.shifts(first), problem.pieces_before(place.shift) + (follows ? 1 : 0)};
+  return {place.group, place.shift, problem.shifts(first), problem.pieces_before(place.shift, place.set)};
 }
 
 /// The input channel, within its block, of number \p k of half \p half of K: the order that staged input has.

@@ -227,7 +227,7 @@ struct conv_transpose_plan
   conv_transpose_plan(const conv_transpose_shape<3>& convolution, const options& opts, const pool_window* windows)
       : shape(convolution)
       , gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
-      , gemm(plan_implicit_gemm<In>(shape, opts.math, opts))
+      , gemm(plan_implicit_gemm<In>(shape, opts.math, opts, head::across_channels))
       , tensor_cores(detail::choose_tensor_cores(gemm, gather, shape, head::across_channels, opts.engine))
       , pieces(layout, gather.problem, !tensor_cores)
       , gemm_pieces(layout, gemm, tensor_cores)
@@ -350,7 +350,7 @@ private:
           functors_of_run,
           to.data,
           to.strides,
-          vector(last ? block::fragment_channel_vector<element> : 2 * gemm.problem.sets)};
+          vector(last ? block::fragment_channel_vector<element> : gemm.problem.stored_together())};
         return launch_gemm(x, w, finish, opts, space, stream);
       }
 #endif

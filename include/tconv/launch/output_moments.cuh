@@ -30,7 +30,7 @@ struct output_moments_plan
   /// For the canonical \p shape.
   output_moments_plan(const conv_transpose_shape<3>& shape, const options& opts)
       : gather(detail::plan_gather(shape, false, opts.input_layout))
-      , gemm(plan_implicit_gemm<In>(shape, math::precise, opts))
+      , gemm(plan_implicit_gemm<In>(shape, math::precise, opts, false))
       , tensor_cores(detail::choose_tensor_cores(gemm, gather, shape, false, opts.engine))
       , milliseconds(tensor_cores ? detail::milliseconds(gemm, shape, false)
                                   : detail::milliseconds(gather, shape, false))

@@ -30,7 +30,21 @@ struct engine_costs
   static constexpr double gemm_warp       = 1.5;
   static constexpr double gemm_warp_split = 2.0;
   static constexpr double gemm_odd_rows   = 4.5e-9;
-  static constexpr double gemm_strided    = 15e-9;
+  /// Cycles of a multiprocessor for an output of channels-first tensors that is stored by itself: 9e-9 ms of 132 (L1_81 and k16 s8).
+  static constexpr double gemm_scattered = 2.0;
+  /// Bytes by which a run of outputs of two and more phases takes longer where rows begin anywhere (L1_73: tiles of 32, 64 and 128 cells along w
+  /// take 0.91, 0.77 and 0.76 ms).
+  static constexpr double gemm_run_ends = 200.0;
+  /// Narrower tiles must be this much better by the estimate: it is no better itself.
+  static constexpr double gemm_narrower = 0.9;
+  /// Cycles of the staging warps for an input, where they are the limit (k16 s8, whose input is staged once a phase).
+  static constexpr double gemm_stage_split = 0.7;
+  static constexpr double gemm_stage_tf32  = 0.5;
+  static constexpr double gemm_stage_half  = 0.2;
+  /// More than two phases along w in a thread: of the cycles of products, and cycles of a step beside them (k16 s8, 512->256, in three forms: 458,
+  /// 760 and 937 a step for 171, 341 and 512 of products).
+  static constexpr double gemm_many_sets      = 1.4;
+  static constexpr double gemm_many_sets_step = 220.0;
   /// Per output whose logits are stored and finished by another kernel: 8 bytes of copy.
   static constexpr double logits = 2e-9;
   /// Per weight.

@@ -15,11 +15,21 @@ enum class gemm_instruction : int
   warpgroup = 1  ///< wgmma: of four warps, which sm_90a alone has
 };
 
+/// How a warp lays 8 channels of its outputs out in shared memory: Sets outputs of each of its 16 cells are a row, of channel c at row(c). The
+/// rows are so far apart that vectors of 4 floats which lanes write at once have no bank conflicts.
+template <int Sets>
+struct fragment_exchange
+{
+  static constexpr int floats = 4 * (2 * 16 * Sets + 4);
+
+  TCONV_HOST_DEVICE static constexpr int row(int c) { return c / 2 * (2 * 16 * Sets + 4) + c % 2 * (16 * Sets); }
+};
+
 namespace tuning
 {
 
 /// The register tile and the warps of one kernel: each consumer warpgroup multiplies 64 cells by all columns, for one phase along w
-/// or for both of stride 2; one more warpgroup copies. Tiles do not depend on the instruction, and on an H200 neither does a bit of the sums.
+/// or for all of a stride up to 8; one more warpgroup copies. Tiles do not depend on the instruction, and on an H200 neither does a bit of the sums.
 template <int Columns, int Sets, gemm_instruction Instruction = gemm_instruction::warpgroup>
 struct implicit_gemm_policy
 {
@@ -27,16 +37,20 @@ struct implicit_gemm_policy
   static constexpr gemm_instruction instruction = Instruction;
   /// Output channels of a tile.
   static constexpr int columns = Columns;
-  /// Phases along w that a thread holds; 2 for stride 2, so that its outputs are contiguous in memory.
+  /// Phases along w that a thread has room for: 1, or all of a stride (2; 4 for 3 and 4; 8 for 5 to 8), so that its outputs are contiguous in
+  /// memory and the input is staged once for all of them.
   static constexpr int sets = Sets;
   /// Accumulators of a thread.
   static constexpr int accumulators = Sets * Columns / 2;
   /// Split form: sums are kept beside the accumulators of the tensor core, which truncates, where registers allow. Chains of 3360
   /// products in it were at 11 times the error of fp32 FMAs.
-  static constexpr bool promoted = Sets == 1 && accumulators <= 32;
+  static constexpr bool promoted = accumulators <= 32;
   /// Four warpgroups while a thread holds 64 accumulators: one's epilogue runs under the others' products.
   static constexpr int consumers = accumulators <= 64 ? 4 : 2;
   static constexpr int rows      = consumers * 64; ///< cells of a tile
+  /// Bytes of shared memory in which the lanes of a warp exchange outputs before they store them, channels first; see fragment_exchange. None
+  /// where a thread's outputs are few enough to be stored at once, or exchanged by shuffles.
+  static constexpr int exchange_bytes = Sets > 2 ? fragment_exchange<Sets>::floats * 4 : 0;
   /// Warps that copy: one streams weights, the others stage the input. Two warpgroups where registers allow: with few accumulators there are
   /// as many inputs as outputs, and staging them is what limits a block (three warps: L1_57 waited for them a third of its time). With mma.sync
   /// registers are dealt out evenly, and 80 for each of 768 threads are too few.
@@ -58,12 +72,17 @@ struct implicit_gemm_policy
   static constexpr int producer_registers = consumers == 4 ? 64 : 72;
 };
 
+/// Split form: products that accumulators of the tensor core may add up alone; longer sums get tiles of few enough columns for
+/// sums beside them (promoted). Of 64 accumulators, sums of 384 products were within twice the error of PyTorch's (L1_64), of 864 and 960 at 10
+/// and 8 times it (L1_77, L1_69); with half the columns they take 11 and 19 % more time.
+inline constexpr int64_t implicit_gemm_longest_sum = 512;
+
 /// Dynamic shared memory of a block: one block per multiprocessor. What compute capability 9.0 has; others have less.
 inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
-/// Bytes of one stage of weights, at most, unless one step needs more.
-inline constexpr int implicit_gemm_stage_bytes = 12 * 1024;
+/// Bytes of one stage of weights, at most, and no more than a sixteenth of the shared memory, unless one step needs more.
+inline constexpr int64_t implicit_gemm_stage_bytes = int64_t{12} * 1024;
 /// And of one that holds all shifts of a block of channels, where that is no more than an eighth of the shared memory.
-inline constexpr int64_t implicit_gemm_block_stage_bytes = 24 * 1024;
+inline constexpr int64_t implicit_gemm_block_stage_bytes = int64_t{24} * 1024;
 /// Stages of weights: at least, and as many as are worth having.
 inline constexpr int implicit_gemm_min_stages = 4;
 inline constexpr int implicit_gemm_max_stages = 32;
