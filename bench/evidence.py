@@ -66,8 +66,9 @@ PYTORCH_PIPELINES = ("L2_49", "P2_eval", "L2_77", "L2_13", "L2_15", "L2_42", "L2
 # Apart, so that one which takes long (cuDNN searches two minutes for a layer of vocoder_k16) takes nothing else with it.
 PYTORCH_CONVOLUTIONS = {
     "level1": r"L1_\d+/(precise|tf32)/",
-    "upsampling": "up3d",
+    "upsampling": "up[23]d",
     "vocoder_k4": "up1d_128",
+    "vocoder_k8": "up1d_256",
     "vocoder_k16": "up1d_512",
 }
 PYTORCH_PROBLEMS = (*PYTORCH_PIPELINES, *PYTORCH_CONVOLUTIONS)
