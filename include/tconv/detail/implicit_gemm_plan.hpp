@@ -10,7 +10,9 @@
 #include "../tuning/implicit_gemm.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 TCONV_NAMESPACE_BEGIN
@@ -141,32 +143,70 @@ inline int most_pieces(const gemm_problem& problem, int steps, int count)
   return most;
 }
 
-/// Steps per stage and room of a stage for the chunk of \p problem in \p total bytes of shared memory.
-inline void plan_stages(gemm_problem& problem, int64_t most_shifts, int64_t total)
+/// Steps per stage and room of a stage, which follow from the blocks of a chunk alone while boxes of cells are tried: each is found once.
+class stage_planner
 {
-  const int count   = static_cast<int>(most_shifts);
-  const int all     = problem.chunk_blocks * count;
-  problem.row_steps = all + 1;
-  // Whole blocks at a time where the main loop has code for all shifts of one.
-  const bool fits = static_cast<int64_t>(most_pieces(problem, count, count)) * problem.piece_bytes()
-                 <= std::min(tuning::implicit_gemm_block_stage_bytes, total / 8);
-  problem.neighbours = fits ? gemm_neighbours(problem, count) : 0;
-  const int unit     = problem.neighbours != 0 ? count : 1;
-  int steps          = unit;
-  while (steps + unit <= std::min(all, gemm_most_steps)
-         && static_cast<int64_t>(most_pieces(problem, steps + unit, count)) * problem.piece_bytes()
-              <= std::min(tuning::implicit_gemm_stage_bytes, total / 16))
+public:
+  /// \p most_shifts: of a row; \p total: bytes of shared memory.
+  stage_planner(int64_t most_shifts, int64_t total) : count_(static_cast<int>(most_shifts)), total_(total) {}
+
+  /// Plans the stages of \p problem for its chunk_blocks.
+  void plan(gemm_problem& problem)
   {
-    steps += unit;
+    entry& known = known_.at(static_cast<std::size_t>(problem.chunk_blocks) % known_.size());
+    if (known.chunk_blocks != problem.chunk_blocks)
+    {
+      known = find(problem);
+    }
+    problem.row_steps       = known.row_steps;
+    problem.neighbours      = known.neighbours;
+    problem.steps_per_stage = known.steps_per_stage;
+    problem.stage_bytes     = known.stage_bytes;
   }
-  // Stages of about the same size.
-  const int stages        = (all + steps - 1) / steps;
-  problem.steps_per_stage = ((all + stages - 1) / stages + unit - 1) / unit * unit;
-  problem.stage_bytes     = most_pieces(problem, problem.steps_per_stage, count) * problem.piece_bytes();
-}
+
+private:
+  struct entry
+  {
+    int chunk_blocks    = 0;
+    int row_steps       = 0;
+    unsigned neighbours = 0;
+    int steps_per_stage = 0;
+    int stage_bytes     = 0;
+  };
+
+  [[nodiscard]] entry find(const gemm_problem& problem) const
+  {
+    const int all = problem.chunk_blocks * count_;
+    // Whole blocks at a time where the main loop has code for all shifts of one.
+    const bool fits = static_cast<int64_t>(most_pieces(problem, count_, count_)) * problem.piece_bytes()
+                   <= std::min(tuning::implicit_gemm_block_stage_bytes, total_ / 8);
+    const unsigned neighbours = fits ? gemm_neighbours(problem, count_) : 0;
+    const int unit            = neighbours != 0 ? count_ : 1;
+    int steps                 = unit;
+    while (steps + unit <= std::min(all, gemm_most_steps)
+           && static_cast<int64_t>(most_pieces(problem, steps + unit, count_)) * problem.piece_bytes()
+                <= std::min(tuning::implicit_gemm_stage_bytes, total_ / 16))
+    {
+      steps += unit;
+    }
+    // Stages of about the same size.
+    const int stages   = (all + steps - 1) / steps;
+    const int of_stage = ((all + stages - 1) / stages + unit - 1) / unit * unit;
+    return {problem.chunk_blocks,
+            all + 1,
+            neighbours,
+            of_stage,
+            most_pieces(problem, of_stage, count_) * problem.piece_bytes()};
+  }
+
+  int count_;
+  int64_t total_;
+  std::array<entry, 64> known_;
+};
 
 /// Chooses chunks and rings for the box of \p problem in \p total bytes of shared memory; false if it does not fit.
-inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_shifts, int64_t total)
+inline bool
+plan_staging(gemm_problem& problem, stage_planner& planner, int64_t most_rows, int64_t most_shifts, int64_t total)
 {
   const int blocks  = problem.blocks();
   const auto stages = [&] {
@@ -184,7 +224,7 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
   const auto whole = [&](int planes, int64_t least) {
     problem.chunk_blocks = blocks;
     problem.ring_planes  = planes;
-    plan_stages(problem, most_shifts, total);
+    planner.plan(problem);
     problem.phase_stages = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
     problem.stages       = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
     return fits_whole && planes <= 32 && stages() >= least;
@@ -192,17 +232,19 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
   // As few chunks of them as fit, of about the same size.
   const auto chunked = [&](int planes) {
     problem.ring_planes = planes;
-    for (problem.chunk_blocks = blocks - 1; planes <= 32 && problem.chunk_blocks > 0; --problem.chunk_blocks)
+    // More than these leave no room for stages of one piece.
+    const int64_t most =
+      (total - gemm_control_bytes - int64_t{tuning::implicit_gemm_min_stages} * problem.piece_bytes())
+      / (planes * plane_block);
+    for (problem.chunk_blocks = static_cast<int>(std::min<int64_t>(blocks - 1, most));
+         planes <= 32 && problem.chunk_blocks > 0;
+         --problem.chunk_blocks)
     {
-      if (plane_block * problem.chunk_blocks > total)
-      {
-        continue;
-      }
-      plan_stages(problem, most_shifts, total);
+      planner.plan(problem);
       if (stages() >= tuning::implicit_gemm_min_stages)
       {
         problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
-        plan_stages(problem, most_shifts, total);
+        planner.plan(problem);
         problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
                              * problem.row_stages(static_cast<int>(most_shifts), problem.chunk_blocks);
         problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
@@ -212,7 +254,7 @@ inline bool plan_staging(gemm_problem& problem, int64_t most_rows, int64_t most_
     return false;
   };
   problem.chunk_blocks = blocks;
-  plan_stages(problem, most_shifts, total);
+  planner.plan(problem);
   const int64_t needed = static_cast<int64_t>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks)
                        * problem.total_phases();
   const int twice   = 2 * problem.planes;
@@ -352,6 +394,7 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
   const bool aligned     = problem.axis[2].in % 4 == 0 && !problem.x.channels_last();
   double best            = none;
   gemm_problem candidate = problem;
+  stage_planner planner(most_shifts, total);
   // Boxes that leave threads without cells only where no other fits.
   for (int64_t most = rows; !std::isfinite(best) && most >= rows / 4; most /= 2)
   {
@@ -377,8 +420,14 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
         candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
         candidate.rows     = static_cast<int>(h + span[1]);
         candidate.planes   = static_cast<int>(d + span[0]);
-        if (candidate.planes > 32 || tiles >= (int64_t{1} << 31)
-            || !plan_staging(candidate, most_rows, most_shifts, total))
+        const double run   = static_cast<double>(std::min(w * problem.sets, problem.axis[2].out))
+                         * element; // bytes of a run of y
+        const double finished = multiply + outputs * 0.2 * (std::max(1.0, 128.0 / run) + odd / run)
+                              + (scattered ? outputs * costs::gemm_scattered : 0.0);
+        const auto waves = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors));
+        // What no staging can make better need not be planned.
+        if (candidate.planes > 32 || tiles >= (int64_t{1} << 31) || waves * finished > best
+            || !plan_staging(candidate, planner, most_rows, most_shifts, total))
         {
           continue;
         }
@@ -386,16 +435,11 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
         const int64_t planes = candidate.tiles[0] > 1 && !chunked ? d : candidate.planes;
         const double staged  = static_cast<double>(planes) * candidate.rows * candidate.width * problem.blocks() * 16.0
                             * (chunked ? static_cast<double>(problem.total_phases()) : 1.0);
-        const double run = static_cast<double>(std::min(w * problem.sets, problem.axis[2].out))
-                         * element; // bytes of a run of y
-        const double late       = candidate.ring_planes < 2 * candidate.planes
+        const double late      = candidate.ring_planes < 2 * candidate.planes
                              && (chunked || candidate.ring_planes == candidate.planes)
-                                  ? 1.0
-                                  : 0.25;
-        const double multiplied = multiply + outputs * 0.2 * (std::max(1.0, 128.0 / run) + odd / run)
-                                + (scattered ? outputs * costs::gemm_scattered : 0.0) + late * staged * 0.5;
-        const double tile_cost = std::max(multiplied, staged * stage);
-        const auto waves       = static_cast<double>(ceil_div(tiles, tuning::implicit_gemm_multiprocessors));
+                                 ? 1.0
+                                 : 0.25;
+        const double tile_cost = std::max(finished + late * staged * 0.5, staged * stage);
         const double cost      = waves * tile_cost;
         // Of equal ones the widest: the outputs of a tile lie closest to each other.
         if (cost <= best)
