@@ -387,7 +387,9 @@ TEST_F(TCONV_TEST_SUITE, split_range)
 {
   const shape3 shapes[] = {make_shape<3>({1, 32, 64, 1}, {4, 5, 8}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}),
                            make_shape<3>({1, 32, 20, 1}, {1, 9, 13}, {1, 3, 3}, {1, 1, 1}),
-                           make_shape<3>({1, 600, 20, 1}, {1, 5, 7}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1})};
+                           make_shape<3>({1, 600, 20, 1}, {1, 5, 7}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}),
+                           make_shape<3>({1, 32, 20, 1}, {1, 9, 37}, {1, 3, 9}, {1, 1, 4}, {0, 1, 2}),
+                           make_shape<3>({1, 600, 20, 1}, {1, 3, 19}, {1, 1, 7}, {1, 1, 5}, {0, 0, 1})};
   for (const shape3& shape : shapes)
   {
     const auto plain_x = random_values(1, shape.input_elements());

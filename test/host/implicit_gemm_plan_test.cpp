@@ -309,6 +309,10 @@ TEST(implicit_gemm_plan, strides_up_to_eight_are_held_by_one_thread)
       EXPECT_EQ(plan.problem.sets, row.sets) << tconv_test::to_string(row.shape);
     }
   }
+  // Outputs of channels-last tensors are stored in vectors of channels, whatever the phases.
+  tconv::detail::gemm_call last;
+  last.output = tconv::layout::channels_last;
+  EXPECT_EQ(tconv::detail::plan_implicit_gemm(layer(64, 32, 128, 128, 4, 4), gemm_form::bf16, last).problem.sets, 1);
   // Tiles of more than two sets have 32 columns: what runs across more channels wants wider ones.
   tconv::detail::gemm_call across;
   across.across_channels = true;

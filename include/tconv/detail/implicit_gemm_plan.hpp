@@ -387,7 +387,7 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
                         : problem.form == gemm_form::tf32  ? costs::gemm_stage_tf32
                                                            : costs::gemm_stage_half;
   // Both ends of a run of outputs are parts of sectors where rows are no whole ones.
-  const double element = problem.form == gemm_form::fp16 || problem.form == gemm_form::bf16 ? 2.0 : 4.0;
+  const double element = gemm_form_traits::of(problem.form).lane_bytes / 4.0; // a lane has 4 of them
   const double odd     = problem.sets > 1 && problem.axis[2].out % 8 != 0 ? costs::gemm_run_ends : 0.0;
   // Outputs whose neighbours belong to other threads are stored one by one.
   const bool scattered   = problem.sets == 1 && problem.axis[2].stride > 2 && call.output != layout::channels_last;

@@ -227,7 +227,8 @@ struct conv_transpose_plan
   conv_transpose_plan(const conv_transpose_shape<3>& convolution, const options& opts, const pool_window* windows)
       : shape(convolution)
       , gather(detail::plan_gather(shape, head::across_channels, opts.input_layout))
-      , gemm(plan_implicit_gemm<In>(shape, opts.math, opts, head::across_channels))
+      , gemm(plan_implicit_gemm<In>(
+          shape, opts.math, opts.engine, {opts.input_layout, opts.output_layout, head::across_channels}))
       , tensor_cores(detail::choose_tensor_cores(gemm, gather, shape, head::across_channels, opts.engine))
       , pieces(layout, gather.problem, !tensor_cores)
       , gemm_pieces(layout, gemm, tensor_cores)

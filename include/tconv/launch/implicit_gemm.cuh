@@ -86,14 +86,13 @@ constexpr gemm_form form_of(math how)
   return std::is_same<In, __half>::value ? gemm_form::fp16 : gemm_form::bf16;
 }
 
-/// Plans the engine for operands of type In and the canonical \p shape; not supported either where options.engine leaves it out, or the
-/// device or the build has no such kernel. \p how: math::tf32 allows the form. \p across_channels: see detail::gemm_call.
+/// Plans the engine for operands of type In and the canonical \p shape; not supported either where \p asked leaves it out, or the
+/// device or the build has no such kernel. \p how: math::tf32 allows the form.
 template <class In>
 detail::gemm_plan
-plan_implicit_gemm(const conv_transpose_shape<3>& shape, math how, const options& opts, bool across_channels)
+plan_implicit_gemm(const conv_transpose_shape<3>& shape, math how, engine asked, const detail::gemm_call& call)
 {
-  const gemm_device device = opts.engine == engine::gather ? gemm_device{} : find_gemm_device(opts.engine);
-  const detail::gemm_call call{opts.input_layout, opts.output_layout, across_channels};
+  const gemm_device device = asked == engine::gather ? gemm_device{} : find_gemm_device(asked);
   return device.available ? detail::plan_implicit_gemm(shape, form_of<In>(how), call, device.machine)
                           : detail::gemm_plan{};
 }

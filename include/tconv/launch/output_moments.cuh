@@ -19,6 +19,8 @@ template <class In>
 struct output_moments_plan
 {
   static constexpr gemm_form form = form_of<In>(math::precise);
+  /// Outputs are not stored, so that it does not matter where they would go: options.output_layout must not reach the plan.
+  static constexpr layout nothing_is_scattered = layout::channels_last;
 
   detail::gather_plan gather;
   detail::gemm_plan gemm;
@@ -30,7 +32,7 @@ struct output_moments_plan
   /// For the canonical \p shape.
   output_moments_plan(const conv_transpose_shape<3>& shape, const options& opts)
       : gather(detail::plan_gather(shape, false, opts.input_layout))
-      , gemm(plan_implicit_gemm<In>(shape, math::precise, opts, false))
+      , gemm(plan_implicit_gemm<In>(shape, math::precise, opts.engine, {opts.input_layout, nothing_is_scattered}))
       , tensor_cores(detail::choose_tensor_cores(gemm, gather, shape, false, opts.engine))
       , milliseconds(tensor_cores ? detail::milliseconds(gemm, shape, false)
                                   : detail::milliseconds(gather, shape, false))

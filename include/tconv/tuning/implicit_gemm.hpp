@@ -20,9 +20,11 @@ enum class gemm_instruction : int
 template <int Sets>
 struct fragment_exchange
 {
-  static constexpr int floats = 4 * (2 * 16 * Sets + 4);
+  static constexpr int length = 16 * Sets;      ///< of a row
+  static constexpr int pitch  = 2 * length + 4; ///< of pairs of rows
+  static constexpr int floats = 4 * pitch;
 
-  TCONV_HOST_DEVICE static constexpr int row(int c) { return c / 2 * (2 * 16 * Sets + 4) + c % 2 * (16 * Sets); }
+  TCONV_HOST_DEVICE static constexpr int row(int c) { return c / 2 * pitch + c % 2 * length; }
 };
 
 namespace tuning
