@@ -15,7 +15,7 @@ enum class math : int
 {
   /// fp32-class: |err| <= (K + 8) * 2^-24 * (sum|x||w| + |bias|) per output before the epilogue, K products landing on it.
   precise = 0,
-  /// Allows operands rounded to TF32 (adds 2^-10 * sum|x||w|). An engine may be more exact than asked.
+  /// Allows operands rounded to TF32 (adds 2^-10 * sum|x||w|). An engine may be more exact than asked: groups are multiplied precisely.
   tf32 = 1
 };
 
@@ -28,7 +28,7 @@ enum class engine : int
   gather    = 1, ///< products on CUDA cores, tile by tile: anything legal; moments of outputs by a pass over them
   /// batch_norm_train_global_mean(): sums of squares from the spectrum of x; nothing cropped, stride 1, no groups.
   spectral = 2,
-  /// Products on the tensor cores, and moments of outputs by a pass over them; no groups. By wgmma on devices of compute capability 9.0 in
+  /// Products on the tensor cores, and moments of outputs by a pass over them; groups for fp32 tensors. By wgmma on devices of compute capability 9.0 in
   /// builds for sm_90a that define TCONV_ENABLE_SM90A, else by mma.sync on devices and in builds for 8.0 and newer.
   implicit_gemm = 3,
   /// The same by mma.sync whatever the device; builds for sm_90a alone have it where they define TCONV_WARP_MMA as 1.

@@ -150,13 +150,15 @@ TEST_F(engines_gpu, what_an_engine_does_not_have_is_refused)
   };
   const shape3 dense  = make_shape<3>({1, 32, 32, 1}, {2, 3, 4}, {3, 3, 3});
   const shape3 groups = make_shape<3>({1, 32, 32, 2}, {2, 3, 4}, {3, 3, 3});
+  const shape3 narrow = make_shape<3>({1, 32, 32, 16}, {2, 3, 4}, {3, 3, 3});
   const shape3 few    = make_shape<3>({1, 3, 32, 1}, {2, 3, 4}, {3, 3, 3});
   EXPECT_EQ(code(dense, engine::implicit_gemm), tconv::status_code::success);
-  EXPECT_EQ(code(groups, engine::implicit_gemm), tconv::status_code::not_supported);
+  EXPECT_EQ(code(groups, engine::implicit_gemm), tconv::status_code::success);
+  EXPECT_EQ(code(narrow, engine::implicit_gemm), tconv::status_code::not_supported);
   EXPECT_EQ(code(few, engine::implicit_gemm), tconv::status_code::not_supported);
   EXPECT_EQ(code(dense, engine::spectral), tconv::status_code::not_supported);
   EXPECT_EQ(code(dense, engine::implicit_gemm_warp), tconv::status_code::not_supported); // not in this build
-  EXPECT_EQ(code(groups, engine::automatic), tconv::status_code::success);
+  EXPECT_EQ(code(narrow, engine::automatic), tconv::status_code::success);
   EXPECT_EQ(code(few, engine::gather), tconv::status_code::success);
 }
 

@@ -217,6 +217,21 @@ void for_each_form(Check check)
   check(std::integral_constant<gemm_form, gemm_form::bf16>{}, __nv_bfloat16{}, float{});
 }
 
+/// Several groups in a tile of columns, whole or in parts, one group in several tiles; input channels that are a multiple of 4 and not; all numbers
+/// of phases in a thread; channels in chunks.
+std::vector<shape3> shapes_in_groups()
+{
+  std::vector<shape3> list;
+  list.push_back(make_shape<3>({1, 32, 32, 4}, {3, 4, 12}, {3, 5, 7}, {2, 2, 2}, {1, 2, 3}, {1, 1, 1}));
+  list.push_back(make_shape<3>({2, 32, 64, 4}, {1, 8, 35}, {1, 3, 5}, {1, 2, 3}, {0, 1, 2}, {0, 0, 0}, {1, 2, 1}));
+  list.push_back(make_shape<3>({1, 36, 90, 6}, {1, 9, 21}, {1, 3, 3}, {1, 1, 1}, {0, 1, 1}));
+  list.push_back(make_shape<3>({2, 48, 60, 3}, {1, 1, 77}, {1, 1, 4}, {1, 1, 2}, {0, 0, 1}));
+  list.push_back(make_shape<3>({1, 64, 400, 2}, {1, 5, 19}, {1, 3, 3}, {1, 1, 1}, {0, 1, 1}));
+  list.push_back(make_shape<3>({1, 1026, 30, 3}, {1, 3, 17}, {1, 3, 3}));
+  list.push_back(make_shape<3>({1, 85, 35, 5}, {1, 3, 9}, {1, 2, 9}, {1, 2, 8}));
+  return list;
+}
+
 std::vector<shape3> more_shapes()
 {
   std::vector<shape3> list;
@@ -233,6 +248,10 @@ std::vector<shape3> more_shapes()
   list.push_back(make_shape<3>({1, 700, 40, 1}, {2, 3, 5}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}));
   list.push_back(make_shape<3>({3, 24, 31, 1}, {1, 1, 1}, {3, 3, 3}, {2, 2, 2}));
   list.push_back(make_shape<3>({1, 20, 20, 1}, {1, 30, 30}, {1, 3, 3}, {1, 5, 5}, {0, 1, 1}, {0, 0, 0}, {1, 2, 2}));
+  for (const shape3& shape : shapes_in_groups())
+  {
+    list.push_back(shape);
+  }
   return list;
 }
 
@@ -308,9 +327,12 @@ TEST_F(TCONV_TEST_SUITE, random_shapes)
   {
     random_stream random(i);
     shape3 shape = random_shape(random, 1000000);
-    shape.in_channels /= shape.groups;
-    shape.out_channels /= shape.groups;
-    shape.groups = 1;
+    if (i % 2 == 0)
+    {
+      shape.in_channels /= shape.groups;
+      shape.out_channels /= shape.groups;
+      shape.groups = 1;
+    }
     SCOPED_TRACE(random.replay());
     for_each_form([&](auto form, auto in, auto out) {
       supported += check_random<decltype(form)::value, decltype(in), decltype(out)>(shape, 9000 + i, i % 5) ? 1 : 0;
@@ -389,7 +411,8 @@ TEST_F(TCONV_TEST_SUITE, split_range)
                            make_shape<3>({1, 32, 20, 1}, {1, 9, 13}, {1, 3, 3}, {1, 1, 1}),
                            make_shape<3>({1, 600, 20, 1}, {1, 5, 7}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}),
                            make_shape<3>({1, 32, 20, 1}, {1, 9, 37}, {1, 3, 9}, {1, 1, 4}, {0, 1, 2}),
-                           make_shape<3>({1, 600, 20, 1}, {1, 3, 19}, {1, 1, 7}, {1, 1, 5}, {0, 0, 1})};
+                           make_shape<3>({1, 600, 20, 1}, {1, 3, 19}, {1, 1, 7}, {1, 1, 5}, {0, 0, 1}),
+                           make_shape<3>({1, 34, 60, 2}, {2, 5, 9}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1})};
   for (const shape3& shape : shapes)
   {
     const auto plain_x = random_values(1, shape.input_elements());
@@ -467,6 +490,47 @@ TEST_F(TCONV_TEST_SUITE, not_finite)
       check_values<decltype(form)::value, element, decltype(out)>(
         shape, inputs_for<element>(x), inputs_for<element>(random_values(6, shape.weight_elements())), variant++);
     });
+  }
+}
+
+// A tile of columns multiplies inputs of other groups by zeros: by all of these but what is not finite.
+TEST_F(TCONV_TEST_SUITE, groups_keep_to_themselves)
+{
+  std::uint32_t variant = 0;
+  for (const shape3& shape : shapes_in_groups())
+  {
+    const auto plane = static_cast<std::size_t>(shape.input_positions());
+    const auto x     = random_values(8, shape.input_elements());
+    const auto w     = random_values(9, shape.weight_elements());
+    for (const float v :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e30f, 1e-30f})
+    {
+      for (const std::int64_t channel : {std::int64_t{0}, shape.in_channels / shape.groups, shape.in_channels - 1})
+      {
+        SCOPED_TRACE(std::to_string(v) + " in channel " + std::to_string(channel));
+        // A few, which are listed, then more than a list has room for.
+        for (const std::size_t count : {std::size_t{2}, plane})
+        {
+          auto values = x;
+          for (std::size_t i = 0; i < count; ++i)
+          {
+            values[static_cast<std::size_t>(channel) * plane + i * (plane / count)] = v;
+          }
+          const bool supported = check_values<gemm_form::split, float, float>(
+            shape,
+            values,
+            w,
+            variant,
+            0,
+            variant % 3 == 1 ? tconv::layout::channels_last : tconv::layout::channels_first);
+          EXPECT_TRUE(supported);
+          ++variant;
+        }
+      }
+    }
+    // Other forms would not.
+    EXPECT_FALSE((check_random<gemm_form::tf32, float, float>(shape, 1)));
+    EXPECT_FALSE((check_random<gemm_form::fp16, __half, __half>(shape, 1)));
   }
 }
 

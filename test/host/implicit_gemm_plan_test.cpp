@@ -324,6 +324,109 @@ TEST(implicit_gemm_plan, strides_up_to_eight_are_held_by_one_thread)
   EXPECT_TRUE(many.whole_rows);
 }
 
+// Tiles of columns read the input channels of all groups that they have columns of, and phases are those of any shape.
+TEST(implicit_gemm_plan, groups_have_their_inputs_in_the_tile)
+{
+  random_stream random(815);
+  int supported = 0;
+  int straddled = 0;
+  for (int i = 0; i < 600; ++i)
+  {
+    shape3 shape;
+    shape.batch        = random.integer(1, 2);
+    shape.groups       = random.integer(2, 9);
+    shape.in_channels  = shape.groups * random.integer(1, 70);
+    shape.out_channels = shape.groups * random.integer(1, 90);
+    for (std::size_t a = 0; a < 3; ++a)
+    {
+      shape.input[a]  = random.integer(1, a == 2 ? 40 : 9);
+      shape.kernel[a] = random.integer(1, 4);
+      shape.stride[a] = random.integer(1, a == 2 ? 5 : 2);
+    }
+    if (!validate(shape).ok())
+    {
+      continue;
+    }
+    SCOPED_TRACE(tconv_test::to_string(shape));
+    for (const gemm_form form : {gemm_form::fp16, gemm_form::bf16, gemm_form::tf32})
+    {
+      ASSERT_FALSE(tconv::detail::plan_implicit_gemm(shape, form).supported);
+    }
+    const auto plan             = tconv::detail::plan_implicit_gemm(shape, gemm_form::split);
+    const gemm_problem& problem = plan.problem;
+    // Without padding an output at a corner has the products of one tap.
+    ASSERT_TRUE(!plan.supported || shape.in_channels / shape.groups >= 16);
+    if (!plan.supported)
+    {
+      continue;
+    }
+    ++supported;
+    for (int p = 0; p < problem.total_phases(); ++p)
+    {
+      ASSERT_NO_FATAL_FAILURE(check_phase(problem, p)) << "phase " << p;
+    }
+    ASSERT_LE(problem.tile_inputs, shape.in_channels);
+    for (std::int64_t c = 0; c < shape.out_channels; ++c)
+    {
+      const auto tile           = static_cast<int>(c / problem.columns);
+      const std::int64_t inputs = shape.in_channels / shape.groups;
+      const std::int64_t first  = c / (shape.out_channels / shape.groups) * inputs;
+      ASSERT_GE(first, problem.first_input(tile));
+      ASSERT_LE(first + inputs, problem.first_input(tile) + problem.tile_inputs);
+      straddled += first > problem.first_input(tile) && c % problem.columns != 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(supported, 250);
+  EXPECT_GT(straddled, 1000);
+}
+
+// The bound on an output's error grows with the products that meet in it, at the edges of the tensor, too.
+TEST(implicit_gemm_plan, fewest_products_of_an_output)
+{
+  random_stream random(4712);
+  for (int i = 0; i < 2000; ++i)
+  {
+    tconv::conv_transpose_shape<3> shape = layer(
+      16, 16, 1, random.integer(1, 60), random.integer(1, 9), random.integer(1, 6));
+    shape.dilation[2]       = random.integer(1, 4);
+    shape.padding[2]        = random.integer(0, 9);
+    shape.output_padding[2] = random.integer(0, shape.stride[2] - 1);
+    if (!validate(shape).ok() || shape.output_elements() == 0)
+    {
+      continue;
+    }
+    const tconv::conv_axis axis = shape.axis(2);
+    std::int64_t fewest         = axis.kernel;
+    for (std::int64_t o = 0; o < axis.out; ++o)
+    {
+      std::int64_t landing = 0;
+      for (std::int64_t in = 0; in < axis.in; ++in)
+      {
+        for (std::int64_t t = 0; t < axis.kernel; ++t)
+        {
+          landing += in * axis.stride - axis.padding + t * axis.dilation == o ? 1 : 0;
+        }
+      }
+      fewest = landing > 0 ? std::min(fewest, landing) : fewest;
+    }
+    ASSERT_EQ(tconv::detail::fewest_landing_taps(axis), fewest) << tconv_test::to_string(shape);
+  }
+  const auto supported = [](std::int64_t channels, std::int64_t groups, std::int64_t kernel, std::int64_t padding) {
+    shape3 shape     = layer(channels, 32, 32, 32, kernel, 1);
+    shape.groups     = groups;
+    shape.kernel[1]  = kernel;
+    shape.padding[1] = padding;
+    shape.padding[2] = padding;
+    return tconv::detail::plan_implicit_gemm(shape, gemm_form::split).supported;
+  };
+  EXPECT_TRUE(supported(16, 1, 3, 0));
+  EXPECT_FALSE(supported(15, 1, 3, 0)); // one tap at the corners
+  EXPECT_TRUE(supported(15, 1, 3, 1));  // four
+  EXPECT_TRUE(supported(32, 8, 3, 1));
+  EXPECT_FALSE(supported(32, 16, 5, 2)); // 18 products, but of two channels
+  EXPECT_FALSE(supported(32, 4, 3, 0));
+}
+
 // The tensor core truncates: sums of more than 512 products are kept beside its accumulators, of which there must be few enough.
 TEST(implicit_gemm_plan, long_sums_have_room_outside_the_tensor_core)
 {

@@ -194,11 +194,16 @@ TCONV_DEVICE bool is_lost(float scaled, float value, float tolerance)
   return value != 0.0f && (scaled == 0.0f || missing > tolerance * fabsf(scaled));
 }
 
+/// False for NaN and infinity.
+TCONV_DEVICE bool is_finite(float v)
+{
+  return fabsf(v) <= 3.402823466e38f;
+}
+
 /// The finite magnitude of \p v, 0 for NaN and infinity.
 TCONV_DEVICE float finite_magnitude(float v)
 {
-  const float a = fabsf(v);
-  return a <= 3.402823466e38f ? a : 0.0f;
+  return is_finite(v) ? fabsf(v) : 0.0f;
 }
 
 /// Two neighbouring 16-bit elements as one word.
@@ -477,8 +482,9 @@ struct plane_stager
     }
   }
 
-  /// Collects the largest finite magnitude of an item; true if an input may be lost: it is not zero, but below \p threshold.
-  TCONV_DEVICE static bool inspect(const item& of, float threshold, float& peak)
+  /// Collects the largest finite magnitude of an item; true if an input may have to be listed: it is not zero, but below \p threshold, or it is not
+  /// finite and the tile has columns that do not read it.
+  TCONV_DEVICE bool inspect(const item& of, float threshold, float& peak) const
   {
     // Bits without the sign, less one: zeros, which are common (padding, rectified inputs), come last. Infinities and NaNs are rare.
     const auto rank   = [](float v) { return 2 * __float_as_uint(v) - 1; };
@@ -512,7 +518,23 @@ struct plane_stager
       }
     }
     peak = fmaxf(peak, largest);
-    return smallest < rank(threshold);
+    return smallest < rank(threshold) || (problem.groups > 1 && has_nonfinite(of));
+  }
+
+  /// Whether a NaN or an infinity is in an item.
+  TCONV_DEVICE static bool has_nonfinite(const item& of)
+  {
+    unsigned most = 0; // of the bits without the sign
+    TCONV_PRAGMA_UNROLL
+    for (int c = 0; c < 4; ++c)
+    {
+      TCONV_PRAGMA_UNROLL
+      for (int p = 0; p < 4; ++p)
+      {
+        most = max(most, 2 * __float_as_uint(of.value(c, p)));
+      }
+    }
+    return most >= 2 * 0x7f800000u;
   }
 
   /// Lists the inputs of this warp's items that the split form loses, behind \p lost_count others, and replaces them by 0 where they are
@@ -547,7 +569,7 @@ struct plane_stager
             sample[static_cast<unsigned>(corner + at.row * in_w + position) * static_cast<unsigned>(problem.x.position)
                    + static_cast<unsigned>(channel) * static_cast<unsigned>(problem.x.channel)]);
         }
-        const bool gone      = is_lost(v * scale, v, problem.lost);
+        const bool gone      = is_lost(v * scale, v, problem.lost) || (problem.groups > 1 && !is_finite(v));
         const unsigned whose = __ballot_sync(0xffffffffu, gone);
         const int place      = lost_count + __popc(whose & ((1u << lane) - 1));
         if (gone)
@@ -627,7 +649,7 @@ struct plane_stager
     first_d              = tile.cell[0] - problem.most_shift[0];
     first_h              = tile.cell[1] - problem.most_shift[1];
     first_w              = tile.cell[2] - problem.left;
-    first_channel        = chunk * problem.chunk_blocks * gemm_block_channels;
+    first_channel        = problem.first_input(tile.channel_tile) + chunk * problem.chunk_blocks * gemm_block_channels;
     items                = problem.blocks_of(chunk) * problem.rows * (problem.width >> 2) * 4;
   }
 

@@ -98,6 +98,10 @@ struct gemm_problem
   int64_t batch                  = 0;
   int64_t in_channels            = 1;
   int64_t out_channels           = 1;
+  int groups                     = 1;
+  int in_per_group               = 1; ///< channels
+  int out_per_group              = 1;
+  int tile_inputs                = 1;         ///< input channels that the columns of a tile have weights for, at most
   int phases[3]                  = {1, 1, 1}; ///< phases per axis; the last counts groups of sets
   int tiles[3]                   = {1, 1, 1}; ///< tiles per axis
   int channel_tiles              = 1;
@@ -139,9 +143,15 @@ struct gemm_problem
   {
     return channel_tiles * batch * tiles[0] * tiles[1] * tiles[2];
   }
+  /// Blocks of input channels of a tile.
   TCONV_HOST_DEVICE constexpr int blocks() const
   {
-    return (static_cast<int>(in_channels) + gemm_block_channels - 1) / gemm_block_channels;
+    return (tile_inputs + gemm_block_channels - 1) / gemm_block_channels;
+  }
+  /// The first input channel that columns of channel tile \p tile have weights for: a tile reads those of all groups that it has columns of.
+  TCONV_HOST_DEVICE constexpr int first_input(int tile) const
+  {
+    return groups == 1 ? 0 : tile * columns / out_per_group * in_per_group;
   }
   TCONV_HOST_DEVICE constexpr int chunks() const { return (blocks() + chunk_blocks - 1) / chunk_blocks; }
   TCONV_HOST_DEVICE constexpr int blocks_of(int chunk) const

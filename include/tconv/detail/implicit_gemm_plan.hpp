@@ -265,12 +265,47 @@ plan_staging(gemm_problem& problem, stage_planner& planner, int64_t most_rows, i
       || chunked(twice) || chunked(problem.planes);
 }
 
+/// Fewest taps along \p axis that bring an input to an output that any does.
+inline int64_t fewest_landing_taps(const conv_axis& axis)
+{
+  const int64_t span = (axis.kernel - 1) * axis.dilation + axis.stride;
+  int64_t fewest     = axis.kernel;
+  // Outputs that lie further from both ends have as many as those of their phase there.
+  for (int64_t o = 0; o < axis.out; o = o == 2 * span ? std::max(o + 1, axis.out - 2 * span) : o + 1)
+  {
+    int64_t landing = 0;
+    for (int64_t t = 0; t < axis.kernel; ++t)
+    {
+      const int64_t scaled = o + axis.padding - t * axis.dilation;
+      landing += scaled >= 0 && scaled % axis.stride == 0 && scaled / axis.stride < axis.in ? 1 : 0;
+    }
+    fewest = landing > 0 ? std::min(fewest, landing) : fewest;
+  }
+  return fewest;
+}
+
+/// Whether so many products meet in every output that the bound on its error has room for the split form.
+inline bool has_products_for_split(const conv_transpose_shape<3>& shape)
+{
+  constexpr int64_t least     = 16;
+  constexpr int64_t most_taps = 64; // it would take long
+  int64_t products            = shape.in_channels / shape.groups;
+  for (int a = 0; a < 3 && products < least; ++a)
+  {
+    const conv_axis axis = shape.axis(a);
+    products *= (axis.kernel - 1) * axis.dilation + axis.stride <= most_taps ? fewest_landing_taps(axis) : 1;
+  }
+  return products >= least;
+}
+
 /// Whether the engine has numbers for \p shape; see plan_implicit_gemm().
 inline bool fits_gemm_problem(const conv_transpose_shape<3>& shape, gemm_form form)
 {
   constexpr int64_t most_extent = int64_t{1} << 24;
-  bool fits = shape.groups == 1 && shape.in_channels <= (int64_t{1} << 20) && shape.batch < (int64_t{1} << 31)
-           && shape.out_channels <= (int64_t{1} << 20) && (form != gemm_form::split || shape.in_channels >= 16);
+  bool fits                     = shape.in_channels <= (int64_t{1} << 20) && shape.batch < (int64_t{1} << 31)
+           && shape.out_channels <= (int64_t{1} << 20)
+           && (form == gemm_form::split ? shape.in_channels / shape.groups >= 4 && has_products_for_split(shape)
+                                        : shape.groups == 1);
   for (int a = 0; a < 3; ++a)
   {
     const conv_axis axis = shape.axis(a);
@@ -295,6 +330,9 @@ inline gemm_problem make_gemm_problem(const conv_transpose_shape<3>& shape, gemm
   problem.batch        = shape.batch;
   problem.in_channels  = shape.in_channels;
   problem.out_channels = shape.out_channels;
+  problem.groups       = static_cast<int>(shape.groups);
+  problem.in_per_group = static_cast<int>(shape.in_channels / shape.groups);
+  problem.out_per_group = static_cast<int>(shape.out_channels / shape.groups);
   for (int a = 0; a < 3; ++a)
   {
     problem.axis[a]       = shape.axis(a);
@@ -305,9 +343,9 @@ inline gemm_problem make_gemm_problem(const conv_transpose_shape<3>& shape, gemm
       problem.table[a][r] = problem.axis[a].phase(r);
     }
   }
-  // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of in_channels: a quarter of it for inputs that are
-  // not held exactly, and a quarter for weights.
-  problem.lost = std::min(static_cast<float>(shape.in_channels + 8) / 4.0f, 64.0f) / 16777216.0f;
+  // The bound on an output's error is (K + 8) 2^-24 sum|x||w|, and K is a multiple of a group's input channels: a quarter of it for inputs that
+  // are not held exactly, and a quarter for weights.
+  problem.lost = std::min(static_cast<float>(problem.in_per_group + 8) / 4.0f, 64.0f) / 16777216.0f;
   return problem;
 }
 
@@ -338,10 +376,24 @@ inline bool assign_sets(gemm_problem& problem, int sets)
   return shifts <= problem.most_shifts();
 }
 
+/// Gives the tiles of \p problem \p columns output channels each, and the input channels that these have weights for.
+inline void assign_columns(gemm_problem& problem, int columns)
+{
+  problem.columns       = columns;
+  problem.channel_tiles = static_cast<int>(ceil_div(problem.out_channels, columns));
+  problem.tile_inputs   = problem.in_per_group;
+  for (int64_t first = 0; problem.groups > 1 && first < problem.out_channels; first += columns)
+  {
+    const int64_t last   = std::min(first + columns, problem.out_channels) - 1;
+    const int64_t groups = last / problem.out_per_group - first / problem.out_per_group + 1;
+    problem.tile_inputs  = std::max(problem.tile_inputs, static_cast<int>(groups) * problem.in_per_group);
+  }
+}
+
 /// Columns of the widest tiles that suit the channels and sets of \p problem: 32, 64 or 128.
 inline int most_columns(const gemm_problem& problem, const gemm_call& call)
 {
-  int64_t products = problem.in_channels;
+  int64_t products = problem.in_per_group;
   for (int a = 0; a < 3; ++a)
   {
     products *= most_landing_taps(problem, a);
@@ -383,9 +435,12 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
   const double multiply = problem.sets > 2 ? products * costs::gemm_many_sets + steps * costs::gemm_many_sets_step
                                            : products;
   const double outputs  = static_cast<double>(problem.total_phases()) * problem.sets * rows * problem.columns;
-  const double stage    = problem.form == gemm_form::split ? costs::gemm_stage_split
-                        : problem.form == gemm_form::tf32  ? costs::gemm_stage_tf32
-                                                           : costs::gemm_stage_half;
+  const bool single     = problem.form == gemm_form::split || problem.form == gemm_form::tf32;
+  const bool exchanged  = problem.sets > 2 && call.output != layout::channels_last;
+  const double stage    = !single                          ? costs::gemm_stage_half
+                        : exchanged                        ? costs::gemm_stage_exchanged
+                        : problem.form == gemm_form::split ? costs::gemm_stage_split
+                                                           : costs::gemm_stage_tf32;
   // Both ends of a run of outputs are parts of sectors where rows are no whole ones.
   const double element = gemm_form_traits::of(problem.form).lane_bytes / 4.0; // a lane has 4 of them
   const double odd     = problem.sets > 1 && problem.axis[2].out % 8 != 0 ? costs::gemm_run_ends : 0.0;
@@ -459,8 +514,9 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
 
 /// Plans the tensor-core kernel for a valid canonical shape with at least one output.
 ///
-/// Not supported: groups; the split form below 16 input channels, where fewer
-/// products may land on an output than its error bound needs; extents that 32-bit offsets within a tile cannot hold.
+/// Groups: the weights of a tile of columns are a matrix of blocks, zero outside of them. What is not finite must not meet a zero, which the split
+/// form alone sees to; others do not have groups. Not supported either: the split form where fewer than 16 products may land on an output,
+/// or 4 input channels, which its error bound needs; extents that 32-bit offsets within a tile cannot hold.
 inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
                                     gemm_form form,
                                     const gemm_call& call       = {},
@@ -489,10 +545,9 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
     double best = std::numeric_limits<double>::infinity();
     for (int columns = most_columns(assigned, call); columns >= 32; columns /= 2)
     {
-      gemm_problem candidate  = assigned;
-      candidate.columns       = columns;
-      candidate.channel_tiles = static_cast<int>(ceil_div(shape.out_channels, columns));
-      const double cycles     = plan_tiles(candidate, call, machine.shared_bytes);
+      gemm_problem candidate = assigned;
+      assign_columns(candidate, columns);
+      const double cycles = plan_tiles(candidate, call, machine.shared_bytes);
       if (!(cycles < best * tuning::engine_costs::gemm_narrower))
       {
         continue;

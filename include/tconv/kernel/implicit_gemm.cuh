@@ -162,22 +162,38 @@ private:
 
 #if TCONV_DETAIL_HAS_GEMM
 
-/// Adds the products of two inputs and the weights of one tap: \p w_at is the weight of column 0 of the thread's channels.
+/// Adds the products of two inputs of channel \p input and the weights of tap \p tap to those columns of the thread, from \p first_channel on, that
+/// have weights for it.
 template <class Policy, class In>
-TCONV_DEVICE void
-add_products(float (&sums)[Policy::columns / 2], float first, float second, const In* w_at, int step, int channels)
+TCONV_DEVICE void add_products(float (&sums)[Policy::columns / 2],
+                               const gemm_problem& problem,
+                               float first,
+                               float second,
+                               const In* w,
+                               int taps,
+                               int input,
+                               int tap,
+                               int first_channel)
 {
+  // Of the output channels of the input's group, from the thread's first on.
+  const int begin = input / problem.in_per_group * problem.out_per_group - first_channel;
+  const int end   = begin + problem.out_per_group;
+  const In* w_at  = w + (static_cast<int64_t>(input) * problem.out_per_group - begin) * taps
+                 + tap; // of the thread's first
   // Opaque, lest all multiples of it are kept in registers through the main loop.
-  asm volatile("" : "+r"(step));
+  asm volatile("" : "+r"(taps));
   TCONV_PRAGMA_UNROLL
   for (int c = 0; c < Policy::columns / 4; ++c)
   {
     const int channel = c / 2 * 8 + c % 2;
-    const float w     = channel < channels ? to_float(__ldg(w_at + channel * step)) : 0.0f;
-    float& a          = sums[c / 2 * 4 + c % 2];
-    float& b          = sums[c / 2 * 4 + c % 2 + 2];
-    a                 = fmaf(first, w, a);
-    b                 = fmaf(second, w, b);
+    if (channel >= begin && channel < end)
+    {
+      const float weight = to_float(__ldg(w_at + channel * taps));
+      float& a           = sums[c / 2 * 4 + c % 2];
+      float& b           = sums[c / 2 * 4 + c % 2 + 2];
+      a                  = fmaf(first, weight, a);
+      b                  = fmaf(second, weight, b);
+    }
   }
 }
 
@@ -276,7 +292,8 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
 {
   const conv_axis* axis = problem.axis;
   const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
-  const int channels    = static_cast<int>(problem.out_channels) - first_channel;
+  const int first_input = problem.first_input(tile.channel_tile);
+  const int last_input  = min(first_input + problem.tile_inputs, static_cast<int>(problem.in_channels));
   const auto in_d       = static_cast<int>(axis[0].in);
   const auto in_h       = static_cast<int>(axis[1].in);
   const auto in_w       = static_cast<int>(axis[2].in);
@@ -306,16 +323,15 @@ TCONV_DEVICE void multiply_one_by_one(block::gemm_accumulators<Policy>& sums,
       const int xw    = tile.cell[2] + thread.cell[2] - shift[2];
       const bool in_a = inside && xw >= 0 && xw < in_w;
       const bool in_b = inside && xw + 1 >= 0 && xw + 1 < in_w;
-      const In* at    = sample + ((static_cast<int64_t>(xd) * in_h + xh) * in_w + xw) * problem.x.position;
-      const In* w_at  = w + static_cast<int64_t>(first_channel) * all + tap;
+      const In* at    = sample + ((static_cast<int64_t>(xd) * in_h + xh) * in_w + xw) * problem.x.position
+                   + first_input * problem.x.channel;
 #  pragma unroll 1
-      for (int ci = 0; ci < static_cast<int>(problem.in_channels); ++ci)
+      for (int ci = first_input; ci < last_input; ++ci)
       {
         const float a = in_a ? to_float(at[0]) : 0.0f;
         const float b = in_b ? to_float(at[problem.x.position]) : 0.0f;
-        add_products<Policy>(sums[set], a, b, w_at, all, channels);
+        add_products<Policy>(sums[set], problem, a, b, w, all, ci, tap, first_channel);
         at += problem.x.channel;
-        w_at += problem.out_channels * all;
       }
     }
   }
@@ -334,7 +350,6 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
 {
   const conv_axis* axis = problem.axis;
   const auto all        = static_cast<int>(axis[0].kernel * axis[1].kernel * axis[2].kernel);
-  const int channels    = static_cast<int>(problem.out_channels) - first_channel;
   const bool whole      = problem.chunks() == 1;
   const block::lost_lists lists(problem);
 #  pragma unroll 1
@@ -367,10 +382,16 @@ TCONV_DEVICE void add_lost_products(block::gemm_accumulators<Policy>& sums,
               axis[2], phase.along[2] + set, thread.cell[2] + cell + problem.left - input.position);
             if (tw >= 0)
             {
-              const In* w_at = w + (input.channel * problem.out_channels + first_channel) * all
-                             + ((td * static_cast<int>(axis[1].kernel) + th) * static_cast<int>(axis[2].kernel) + tw);
-              add_products<Policy>(
-                sums[set], cell == 0 ? input.value : 0.0f, cell == 1 ? input.value : 0.0f, w_at, all, channels);
+              const int tap = (td * static_cast<int>(axis[1].kernel) + th) * static_cast<int>(axis[2].kernel) + tw;
+              add_products<Policy>(sums[set],
+                                   problem,
+                                   cell == 0 ? input.value : 0.0f,
+                                   cell == 1 ? input.value : 0.0f,
+                                   w,
+                                   all,
+                                   input.channel,
+                                   tap,
+                                   first_channel);
             }
           }
         }
@@ -445,7 +466,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   const bool aligned           = reinterpret_cast<unsigned long long>(x) % (4 * sizeof(In)) == 0;
   const bool last              = problem.x.channels_last();
   block::input_vector vector   = block::input_vector::none;
-  if (aligned && (last ? problem.x.position % 4 == 0 && problem.in_channels % 4 == 0 : problem.quads))
+  if (aligned && (last ? problem.x.position % 4 == 0 && problem.in_per_group % 4 == 0 : problem.quads))
   {
     vector = last ? block::input_vector::channels : block::input_vector::positions;
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Prepares the tensor-core engine: packs weights [in_channels, out_channels, taps...] into stages, and writes the
+/// Prepares the tensor-core engine: packs weights [in_channels, out_channels / groups, taps...] into stages, and writes the
 /// list of phases and the table of steps that the main loop follows.
 
 #include "../block/implicit_gemm.cuh"
@@ -51,13 +51,13 @@ struct weight_column
 {
   In of[gemm_block_channels];
 
-  /// \p source: the weight of the first of \p channels input channels, which are \p step apart.
-  TCONV_DEVICE void load(const In* source, unsigned step, int channels)
+  /// \p source: the weight of the first of the input channels, which are \p step apart; those from \p begin to \p end have one.
+  TCONV_DEVICE void load(const In* source, unsigned step, int begin, int end)
   {
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < gemm_block_channels; ++c)
     {
-      of[c] = c < channels ? source[c * static_cast<int64_t>(step)] : from_float<In>(0.0f);
+      of[c] = c >= begin && c < end ? source[c * static_cast<int64_t>(step)] : from_float<In>(0.0f);
     }
   }
 
@@ -237,18 +237,24 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
   }
 
   // Items of a column: blocks of input channels, and taps, which are the faster digit.
-  const auto row   = static_cast<unsigned>(problem.out_channels) * static_cast<unsigned>(taps);
+  const auto row   = static_cast<unsigned>(problem.out_per_group) * static_cast<unsigned>(taps);
   const int items  = problem.blocks() * taps;
   const int stride = blocks * teams;
   const int first  = rank * teams + thread / columns;
   int item         = items > first ? first + (items - 1 - first) / stride * stride : -1; // the last one
+  const int tile   = group * columns / problem.columns;
+  // Input channels of the column's group.
+  const int group_of_channel = channel / problem.out_per_group;
+  const int in_group         = channel - group_of_channel * problem.out_per_group;
+  const int first_input      = group_of_channel * problem.in_per_group;
+  const int last_input       = channel < problem.out_channels ? first_input + problem.in_per_group : first_input;
   weight_column<Form, In> weights;
   const auto load = [&](int of) {
-    const int block    = of / taps;
-    const int channels = static_cast<int>(problem.in_channels) - block * gemm_block_channels;
-    const In* source   = w + block * gemm_block_channels * static_cast<int64_t>(row)
-                     + (static_cast<int64_t>(channel) * taps + (of - block * taps));
-    weights.load(source, row, channel < problem.out_channels ? channels : 0);
+    const int block  = of / taps;
+    const int input  = problem.first_input(tile) + block * gemm_block_channels;
+    const In* source = w + input * static_cast<int64_t>(row)
+                     + (static_cast<int64_t>(in_group) * taps + (of - block * taps));
+    weights.load(source, row, first_input - input, last_input - input);
   };
 
   float scale = 1.0f;
@@ -272,7 +278,6 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
     }
   }
 
-  const int tile    = group * columns / problem.columns;
   const int in_tile = group * columns % problem.columns / columns;
   bool at_hand      = Form == gemm_form::split && team::together; // the last item is
   bool broken       = false;

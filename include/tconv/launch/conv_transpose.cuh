@@ -63,7 +63,7 @@ struct gather_workspace
   return status::error(
     status_code::not_supported,
     "options.engine: conv_transpose has gather and, where device and build have the kernels, implicit_gemm and "
-    "implicit_gemm_warp (no groups; fp32 in precise mode: 16 input channels)");
+    "implicit_gemm_warp (groups: fp32 alone; where fp32 is precise: 16 products on every output)");
 }
 
 /// Packs the weights, then runs the gather kernel of \p plan with \p finish. \p x: first channel of the slice.
@@ -316,7 +316,7 @@ private:
     };
     if constexpr (std::is_same<In, float>::value)
     {
-      if (opts.math == math::tf32)
+      if (gemm.problem.form == gemm_form::tf32)
       {
         return run(std::integral_constant<gemm_form, gemm_form::tf32>{});
       }

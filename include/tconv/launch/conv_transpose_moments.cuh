@@ -66,8 +66,8 @@ struct conv_transpose_moments_plan
     {
       return status::error(
         status_code::not_supported,
-        "options.engine: implicit_gemm and implicit_gemm_warp need a device and a build that have the kernels, no groups, and for "
-        "fp32, always precise here, 16 input channels");
+        "options.engine: implicit_gemm and implicit_gemm_warp need a device and a build that have the kernels, for fp32, which is "
+        "precise here, 16 products on every output, and else no groups");
     }
     return {};
   }

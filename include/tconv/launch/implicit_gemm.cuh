@@ -87,14 +87,15 @@ constexpr gemm_form form_of(math how)
 }
 
 /// Plans the engine for operands of type In and the canonical \p shape; not supported either where \p asked leaves it out, or the
-/// device or the build has no such kernel. \p how: math::tf32 allows the form.
+/// device or the build has no such kernel. \p how: math::tf32 allows the form; groups are multiplied precisely.
 template <class In>
 detail::gemm_plan
 plan_implicit_gemm(const conv_transpose_shape<3>& shape, math how, engine asked, const detail::gemm_call& call)
 {
   const gemm_device device = asked == engine::gather ? gemm_device{} : find_gemm_device(asked);
-  return device.available ? detail::plan_implicit_gemm(shape, form_of<In>(how), call, device.machine)
-                          : detail::gemm_plan{};
+  return device.available
+         ? detail::plan_implicit_gemm(shape, form_of<In>(shape.groups > 1 ? math::precise : how), call, device.machine)
+         : detail::gemm_plan{};
 }
 
 /// Calls visit(\p instruction, as a constant) if the build has its kernels; else not_supported, which nothing comes to that

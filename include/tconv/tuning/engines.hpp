@@ -41,6 +41,9 @@ struct engine_costs
   static constexpr double gemm_stage_split = 0.7;
   static constexpr double gemm_stage_tf32  = 0.5;
   static constexpr double gemm_stage_half  = 0.2;
+  /// The same for fp32 tensors where outputs leave through shared memory (L1_75 in groups: tiles of 1 x 256 cells read three rows for one and take
+  /// 0.506 ms, those of 2 x 128 two for one and 0.456).
+  static constexpr double gemm_stage_exchanged = 1.6;
   /// More than two phases along w in a thread: of the cycles of products, and cycles of a step beside them (k16 s8, 512->256, in three forms: 458,
   /// 760 and 937 a step for 171, 341 and 512 of products).
   static constexpr double gemm_many_sets      = 1.4;
