@@ -349,6 +349,108 @@ TEST_F(conv_transpose_gpu, identity_weights_return_x_bit_for_bit)
   EXPECT_EQ(c.y.download(), x);
 }
 
+/// target = source, after a while.
+__global__ void copy_late(const float* source, float* target, std::int64_t count)
+{
+  const auto begin = clock64();
+  while (clock64() - begin < 200000)
+  {}
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * blockDim.x)
+  {
+    target[i] = source[i];
+  }
+}
+
+// By default kernels may start early: whatever brings the input, they wait for it, on a stream and in a graph.
+TEST_F(conv_transpose_gpu, default_launches_wait_for_whatever_is_before_them)
+{
+  const shape3 shape     = make_shape<3>({2, 32, 64, 1}, {4, 9, 12}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1});
+  const auto count       = shape.input_elements();
+  const auto x_values    = random_values(1, count);
+  const auto functors    = chain(bias(nullptr));
+  const std::size_t of_x = static_cast<std::size_t>(count) * sizeof(float);
+  device_buffer<float> source(x_values);
+  device_buffer<float> w(random_values(2, shape.weight_elements(), -0.12f, 0.12f));
+  device_buffer<float> b(random_values(3, shape.out_channels));
+  device_buffer<float> other(count);
+  workspace_buffer space(tconv::conv_transpose_workspace_bytes(shape, functors));
+  workspace_buffer mean_space(tconv::global_mean_workspace_bytes(shape, functors));
+  cudaStream_t side = nullptr;
+  cudaEvent_t fork  = nullptr;
+  cudaEvent_t join  = nullptr;
+  ASSERT_TRUE(cuda_ok(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "stream"));
+  ASSERT_TRUE(cuda_ok(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "event"));
+  ASSERT_TRUE(cuda_ok(cudaEventCreateWithFlags(&join, cudaEventDisableTiming), "event"));
+
+  const auto copy_on = [&](cudaStream_t stream, float* to) {
+    copy_late<<<64, 256, 0, stream>>>(source.data(), to, count);
+  };
+  const auto on_side = [&](cudaStream_t stream, auto body) {
+    EXPECT_TRUE(cuda_ok(cudaEventRecord(fork, stream), "fork"));
+    EXPECT_TRUE(cuda_ok(cudaStreamWaitEvent(side, fork, 0), "fork"));
+    body();
+    EXPECT_TRUE(cuda_ok(cudaEventRecord(join, side), "join"));
+    EXPECT_TRUE(cuda_ok(cudaStreamWaitEvent(stream, join, 0), "join"));
+  };
+  const auto results = [&](launch_mode mode, auto before) {
+    device_buffer<float> x(count);
+    device_buffer<float> y(shape.output_elements());
+    device_buffer<float> mean(shape.batch * shape.out_channels);
+    EXPECT_TRUE(run(mode, [&](cudaStream_t stream) {
+      before(stream, x.data());
+      const auto with_bias  = chain(bias(b.data()));
+      const tconv::status s = tconv::conv_transpose(
+        x.data(), w.data(), y.data(), shape, with_bias, {}, space.get(), stream);
+      return s.ok()
+             ? tconv::global_mean(x.data(), w.data(), mean.data(), shape, with_bias, {}, mean_space.get(), stream)
+             : s;
+    }));
+    auto all        = y.download();
+    const auto more = mean.download();
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto expected = results(launch_mode::direct, [&](cudaStream_t, float* x) {
+    EXPECT_TRUE(cuda_ok(cudaMemcpy(x, source.data(), of_x, cudaMemcpyDeviceToDevice), "copy"));
+    EXPECT_TRUE(cuda_ok(cudaDeviceSynchronize(), "copy"));
+  });
+  for (const launch_mode mode : launch_modes)
+  {
+    SCOPED_TRACE(name_of(mode));
+    EXPECT_EQ(results(mode, copy_on), expected) << "behind a kernel";
+    const auto by_copy = [&](cudaStream_t stream, float* x) {
+      copy_on(stream, other.data());
+      EXPECT_TRUE(cuda_ok(cudaMemcpyAsync(x, other.data(), of_x, cudaMemcpyDeviceToDevice, stream), "copy"));
+    };
+    EXPECT_EQ(results(mode, by_copy), expected) << "behind a copy";
+    const auto behind_memset = [&](cudaStream_t stream, float* x) {
+      copy_on(stream, x);
+      EXPECT_TRUE(cuda_ok(cudaMemsetAsync(other.data(), 0, 64, stream), "memset"));
+    };
+    EXPECT_EQ(results(mode, behind_memset), expected) << "behind a kernel and a memset";
+    const auto behind_host = [&](cudaStream_t stream, float* x) {
+      copy_on(stream, x);
+      EXPECT_TRUE(cuda_ok(cudaLaunchHostFunc(
+                            stream, [](void*) {}, nullptr),
+                          "host function"));
+    };
+    EXPECT_EQ(results(mode, behind_host), expected) << "behind a kernel and a host function";
+    const auto from_side = [&](cudaStream_t stream, float* x) { on_side(stream, [&] { copy_on(side, x); }); };
+    EXPECT_EQ(results(mode, from_side), expected) << "behind an event";
+    const auto from_both = [&](cudaStream_t stream, float* x) {
+      on_side(stream, [&] {
+        copy_on(side, x);
+        copy_late<<<1, 32, 0, stream>>>(source.data(), other.data(), 1);
+      });
+    };
+    EXPECT_EQ(results(mode, from_both), expected) << "behind a kernel and an event";
+  }
+  (void) cudaEventDestroy(join);
+  (void) cudaEventDestroy(fork);
+  (void) cudaStreamDestroy(side);
+}
+
 // Each call reads what the one before it has written; kernels may start early, and stage x before they wait for packed weights.
 TEST_F(conv_transpose_gpu, programmatic_launches_wait_for_their_input)
 {
