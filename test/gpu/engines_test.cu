@@ -60,6 +60,23 @@ TEST_F(engines_gpu, every_arrangement_obeys_the_contract)
   }
 }
 
+// Groups are multiplied precisely in every math mode: the engine's TF32 products would bring what is not finite to other groups.
+TEST_F(engines_gpu, groups_are_precise_in_tf32)
+{
+  const shape3 shapes[] = {make_shape<3>({2, 32, 64, 4}, {1, 8, 35}, {1, 3, 5}, {1, 2, 3}, {0, 1, 2}, {}, {1, 2, 1}),
+                           make_shape<3>({1, 32, 32, 4}, {3, 4, 12}, {3, 5, 7}, {2, 2, 2}, {1, 2, 3}, {1, 1, 1})};
+  for (const shape3& s : shapes)
+  {
+    for (const engine e : {engine::implicit_gemm, engine::automatic})
+    {
+      auto how   = arrangement::number(2);
+      how.engine = e;
+      how.math   = tconv::math::tf32;
+      check_convolution<float, float>(s, 5, how);
+    }
+  }
+}
+
 // Channel functors on the accumulators, and behind stored logits where a tile does not hold all channels. A softmax differs by at most
 // half of what its logits differ by, and its own arithmetic by a few 1e-6.
 TEST_F(engines_gpu, channel_functors)

@@ -469,6 +469,50 @@ TEST_F(TCONV_TEST_SUITE, split_range)
   }
 }
 
+// Blocks with many tiles, staged by all warps at first and by a few from the second tile on: each tile with a scale of its own, with inputs that are lost in
+// some, and with nothing but zeros.
+TEST_F(TCONV_TEST_SUITE, magnitudes_change_from_tile_to_tile)
+{
+  const shape3 shapes[] = {make_shape<3>({1, 32, 40, 1}, {1, 3, 1001}, {1, 1, 3}),
+                           make_shape<3>({2, 20, 33, 1}, {1, 9, 250}, {1, 3, 4}, {1, 2, 2}, {0, 1, 1}),
+                           make_shape<3>({1, 24, 20, 1}, {19, 8, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}),
+                           make_shape<3>({1, 48, 30, 3}, {1, 5, 500}, {1, 3, 3})};
+  std::uint32_t variant = 0;
+  for (const shape3& shape : shapes)
+  {
+    const auto plain = random_values(11, shape.input_elements());
+    const auto w     = random_values(12, shape.weight_elements());
+    for (const float step : {1.0f, 1e4f, 1e-5f, 0.0f})
+    {
+      for (const std::size_t rare : {std::size_t{0}, std::size_t{911}})
+      {
+        auto x = plain;
+        for (std::size_t i = 0; i < x.size(); ++i)
+        {
+          // Along d where there is one, else along w.
+          const auto w_at = i % static_cast<std::size_t>(shape.input[2]);
+          const auto d_at = i / static_cast<std::size_t>(shape.input[1] * shape.input[2])
+                          % static_cast<std::size_t>(shape.input[0]);
+          const auto place = shape.input[0] > 1 ? d_at : w_at / 97;
+          x[i] *= std::pow(step, static_cast<float>(place % 5));
+          if (rare != 0 && i % rare == 0)
+          {
+            x[i] = i % 2 == 0 ? x[i] * 1e-6f : std::numeric_limits<float>::infinity();
+          }
+        }
+        SCOPED_TRACE("step " + std::to_string(step) + ", rare " + std::to_string(rare));
+        for (const tconv::layout order : {tconv::layout::channels_first, tconv::layout::channels_last})
+        {
+          // Even variants have few blocks.
+          const bool supported = check_values<gemm_form::split, float, float>(shape, x, w, 2 * variant, 0, order);
+          EXPECT_TRUE(supported);
+          ++variant;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(TCONV_TEST_SUITE, not_finite)
 {
   const float nan       = std::numeric_limits<float>::quiet_NaN();

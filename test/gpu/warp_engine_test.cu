@@ -78,6 +78,13 @@ TEST_F(warp_engine_gpu, has_the_bits_of_wgmma)
     same(__nv_bfloat16{}, tconv::math::precise);
     same(__half{}, tconv::math::precise);
   }
+  // Groups in a tile of columns: of fp32 tensors alone.
+  const shape3 grouped = make_shape<3>({2, 32, 64, 4}, {1, 8, 35}, {1, 3, 5}, {1, 2, 3}, {0, 1, 2}, {}, {1, 2, 1});
+  for (const tconv::math how : {tconv::math::precise, tconv::math::tf32})
+  {
+    EXPECT_EQ(outputs<float>(grouped, engine::implicit_gemm, how, number),
+              outputs<float>(grouped, engine::implicit_gemm_warp, how, number));
+  }
 }
 
 TEST_F(warp_engine_gpu, has_the_moments_of_wgmma)

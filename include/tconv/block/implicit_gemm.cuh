@@ -175,6 +175,9 @@ struct split_value
 /// The low parts of weights are stored multiplied by 2^low_exponent; they meet high parts of inputs multiplied by 2^-low_exponent.
 inline constexpr int low_exponent = 8;
 
+/// Inputs are multiplied by 2^first_exponent until a tile says what suits it.
+inline constexpr int first_exponent = 13;
+
 /// 2^exponent for -126 <= exponent <= 127.
 TCONV_DEVICE float power_of_two(int exponent)
 {
@@ -216,31 +219,66 @@ TCONV_DEVICE unsigned join(__nv_bfloat16 low, __nv_bfloat16 high)
   return static_cast<unsigned>(__bfloat16_as_ushort(low)) | (static_cast<unsigned>(__bfloat16_as_ushort(high)) << 16);
 }
 
-/// \p v rounded to the nearest TF32 number.
+/// \p v rounded to the nearest TF32 number. From compute capability 9.0 on that is one instruction, with ties to even; before, ties away from zero.
 TCONV_DEVICE unsigned round_tf32(float v)
 {
   unsigned result;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(result) : "f"(v));
+#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(v));
+#endif
   return result;
 }
+
+// Staging knows shared memory by 32-bit addresses: whatever a pointer costs, it costs for every few elements.
 
 /// Copies 4, 8 or 16 bytes asynchronously, or writes zeros without reading where \p exists is false, whatever the source. The size is an
 /// operand here, and not a branch as in the runtime's function.
 template <int Bytes>
-TCONV_DEVICE void copy_async_bytes(void* target, const void* source, bool exists)
+TCONV_DEVICE void copy_async_bytes(unsigned target, const void* source, bool exists)
 {
-  const auto to       = static_cast<unsigned>(__cvta_generic_to_shared(target));
   const unsigned read = exists ? Bytes : 0;
   if constexpr (Bytes == 16)
   {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(source), "r"(read) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(read) : "memory");
   }
   else
   {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(source), "r"(read), "n"(Bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(source), "r"(read), "n"(Bytes)
                  : "memory");
   }
 }
+
+TCONV_DEVICE void load_shared(unsigned (&words)[4], unsigned from)
+{
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from));
+}
+TCONV_DEVICE void load_shared(unsigned (&words)[2], unsigned from)
+{
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(from));
+}
+TCONV_DEVICE void store_shared(unsigned to, uint4 v)
+{
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+TCONV_DEVICE void store_shared(unsigned to, uint2 v)
+{
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+
+/// Division by one divisor of at least 2, by one product: exact for numbers whose product with it is below 2^32.
+class item_divisor
+{
+public:
+  TCONV_DEVICE explicit item_divisor(int divisor) : factor_(0xffffffffu / static_cast<unsigned>(divisor) + 1) {}
+  TCONV_DEVICE int quotient(int n) const { return static_cast<int>(__umulhi(static_cast<unsigned>(n), factor_)); }
+
+private:
+  unsigned factor_;
+};
 
 /// How x is read: what one load brings.
 enum class input_vector
@@ -250,7 +288,20 @@ enum class input_vector
   channels   ///< 4 channels of one position (channels last)
 };
 
-/// Stages planes of a tile: items of 4 channels x 4 positions along w. Called by the staging warps together.
+/// How \p x is read by whatever stages it.
+template <class In>
+TCONV_DEVICE input_vector find_input_vector(const gemm_problem& problem, const In* x)
+{
+  const bool aligned = reinterpret_cast<unsigned long long>(x) % (4 * sizeof(In)) == 0;
+  if (problem.x.channels_last())
+  {
+    return aligned && problem.x.position % 4 == 0 && problem.in_per_group % 4 == 0 ? input_vector::channels
+                                                                                   : input_vector::none;
+  }
+  return aligned && problem.quads ? input_vector::positions : input_vector::none;
+}
+
+/// Stages planes of a tile: items of 4 channels x 4 positions along w. Called by Warps warps together.
 template <gemm_form Form, int Warps, class In>
 struct plane_stager
 {
@@ -275,43 +326,42 @@ struct plane_stager
     int quarter; ///< of the block
   };
 
-  /// Where an item is read. \p step: from a position to the next.
+  /// Where an item is read.
   struct item_source
   {
-    location at;
-    int channel;     ///< first of its 4 channels
-    int w;           ///< first of its 4 positions
-    bool inside;     ///< its row is one of x
-    unsigned offset; ///< of its first element from the sample's; within a sample they fit 32 bits
+    int channels;   ///< of x from the item's first one on; what is beyond does not exist
+    int w;          ///< first of its 4 positions
+    int width;      ///< of x; 0 where the item's row is none of x
+    const In* from; ///< its first element
 
-    TCONV_DEVICE item_source(const plane_stager& stager, int number, unsigned step)
-        : at(stager.locate(number))
-        , channel(stager.first_channel + at.block * gemm_block_channels + 4 * at.quarter)
-        , w(stager.first_w + 4 * at.column)
+    TCONV_DEVICE item_source(const plane_stager& stager, int number)
     {
       const gemm_problem& problem = stager.problem;
+      const location at           = stager.locate(number);
+      const int channel           = stager.first_channel + at.block * gemm_block_channels + 4 * at.quarter;
       const int h                 = stager.first_h + at.row;
-      inside                      = stager.plane_inside && h >= 0 && h < static_cast<int>(problem.axis[1].in);
-      offset = static_cast<unsigned>(stager.corner + at.row * static_cast<int>(problem.axis[2].in) + 4 * at.column)
-               * step
-             + static_cast<unsigned>(channel) * static_cast<unsigned>(problem.x.channel);
+      const auto in_w             = static_cast<int>(problem.axis[2].in);
+      channels                    = static_cast<int>(problem.in_channels) - channel;
+      w                           = stager.first_w + 4 * at.column;
+      width = stager.plane_inside && h >= 0 && h < static_cast<int>(problem.axis[1].in) ? in_w : 0;
+      // Within a sample offsets fit 32 bits, and so do those of positions just before it.
+      const unsigned offset = static_cast<unsigned>(stager.corner + at.row * in_w + 4 * at.column)
+                              * static_cast<unsigned>(problem.x.position)
+                            + static_cast<unsigned>(channel) * static_cast<unsigned>(problem.x.channel);
+      from = stager.sample + static_cast<int>(offset);
     }
     /// Whether x has channel number \p c and position number \p p of the item.
-    TCONV_DEVICE bool has(const plane_stager& stager, int c, int p) const
-    {
-      return inside && w + p >= 0 && w + p < static_cast<int>(stager.problem.axis[2].in)
-          && channel + c < static_cast<int>(stager.problem.in_channels);
-    }
+    TCONV_DEVICE bool has(int c, int p) const { return w + p >= 0 && w + p < width && c < channels; }
   };
 
   const gemm_problem& problem;
   const In* x;
   input_vector vector;
-  int warp; ///< of the staging warps
+  int warp; ///< of those that stage
   int lane;
-  // Divisions once and not per item.
-  small_divisor by_columns;
-  small_divisor by_rows;
+  // Of 64 bytes in shared memory, or 32: items are fewer than 2^15.
+  item_divisor by_row;   ///< items of a staged row
+  item_divisor by_block; ///< and of all rows of a block of channels
 
   TCONV_DEVICE plane_stager(const gemm_problem& p, const In* source, input_vector how, int staging_warp, int own_lane)
       : problem(p)
@@ -319,8 +369,8 @@ struct plane_stager
       , vector(how)
       , warp(staging_warp)
       , lane(own_lane)
-      , by_columns(p.width >> 2)
-      , by_rows(p.rows)
+      , by_row(p.width)
+      , by_block(p.width * p.rows)
   {}
 
   // Of the tile and the chunk of channels at hand.
@@ -337,83 +387,118 @@ struct plane_stager
 
   TCONV_DEVICE location locate(int number) const
   {
-    const int columns = problem.width >> 2;
-    const int above   = by_columns.quotient(number >> 2);
-    const int block   = by_rows.quotient(above);
-    return {above - block * problem.rows, (number >> 2) - above * columns, block, number & 3};
+    const int above = by_row.quotient(number);
+    const int block = by_block.quotient(number);
+    return {above - block * problem.rows, (number >> 2) - above * (problem.width >> 2), block, number & 3};
   }
 
-  /// Bytes from a plane to where the first position of an item is staged; the others follow as unit() says.
-  TCONV_DEVICE int target_of(const location& at) const
+  /// Bytes from a plane to where the column of item \p number is staged: 2 positions of 4 lanes each follow each other there, and the odd positions
+  /// half a row further on.
+  TCONV_DEVICE unsigned target_of(int number) const
   {
-    return (at.block * problem.rows + at.row) * problem.row_bytes() + 2 * at.column * position_bytes
-         + at.quarter * lane_bytes;
+    return static_cast<unsigned>((number >> 2) + by_row.quotient(number) * (problem.width >> 2)) * (2 * position_bytes);
   }
-  /// Bytes from the first position of an item to position \p p.
-  TCONV_DEVICE int unit(int p) const
+  /// Bytes from there to position \p p of the first lane.
+  TCONV_DEVICE unsigned unit(int p) const
   {
-    return (p & 1) * (problem.width >> 1) * position_bytes + (p >> 1) * position_bytes;
+    return static_cast<unsigned>((p & 1) * (problem.width >> 1) * position_bytes + (p >> 1) * position_bytes);
   }
-
-  /// Starts to copy item \p number, 4 elements at once, to where it will be staged: vector i to the place of position i. What is to be
-  /// converted, this thread alone reads there, and replaces it.
+  /// Whether vectors of 16 bytes that come from one line of global memory wait in one line of shared memory, whatever lanes they are for: asynchronous
+  /// copies write a line at a time. For vectors of 8 bytes that is no gain.
   template <input_vector Vector>
-  TCONV_DEVICE void copy(int number, unsigned char* plane) const
+  static constexpr bool in_runs = lane_bytes == 16 && Vector != input_vector::channels;
+  /// Where the 4 vectors of an item that is to be converted wait for it: addresses of the first and the second one; the third and the fourth
+  /// lie half a row further on. A warp copies 8 columns of 4 lanes at once, whose places are 8 runs of 8 vectors, and as many half a row further on.
+  /// All lanes take their items before one stores.
+  struct raw_places
+  {
+    unsigned first;
+    unsigned second;
+  };
+  /// Of item \p number. \p base: the warp's first one.
+  template <input_vector Vector>
+  TCONV_DEVICE raw_places find_raw(int number, int base, unsigned plane) const
+  {
+    const int quarter = number & 3;
+    if (!in_runs<Vector> || base + 32 > items)
+    {
+      const unsigned own = plane + target_of(number) + static_cast<unsigned>(quarter * lane_bytes);
+      return {own, own + position_bytes};
+    }
+    // In other places for lanes that read at once, and so in other banks.
+    const unsigned slot = plane + static_cast<unsigned>(((lane >> 2) ^ (2 * quarter)) * lane_bytes);
+    const int run       = base + 4 * quarter;
+    return {target_of(run) + slot, target_of(run + 16) + slot};
+  }
+  /// The address of vector \p i.
+  TCONV_DEVICE unsigned raw_vector(const raw_places& raw, int i) const
+  {
+    return (i % 2 == 0 ? raw.first : raw.second) + static_cast<unsigned>(i / 2 * (problem.width >> 1) * position_bytes);
+  }
+
+  /// Whether vectors are staged as they come.
+  template <input_vector Vector>
+  static constexpr bool as_they_are = Vector == input_vector::channels && sizeof(In) == 2;
+
+  /// Starts to copy item \p number of the warp that starts at \p base, 4 elements at once. What is to be converted, this thread alone reads there.
+  template <input_vector Vector>
+  TCONV_DEVICE void copy(int number, int base, unsigned plane) const
   {
     constexpr bool along_w = Vector == input_vector::positions; // else vectors of channels follow each other along w
-    const auto step        = static_cast<unsigned>(along_w ? 1 : problem.x.position);
-    const item_source from(*this, number, step);
-    unsigned source   = from.offset;
-    unsigned char* to = plane + target_of(from.at);
+    const item_source item(*this, number);
+    const In* source   = item.from;
+    const int64_t step = along_w ? problem.x.channel : problem.x.position;
+    raw_places to{};
+    if constexpr (as_they_are<Vector>)
+    {
+      to.first = plane + target_of(number) + static_cast<unsigned>((number & 3) * lane_bytes);
+    }
+    else
+    {
+      to = find_raw<Vector>(number, base, plane);
+    }
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
-      const bool exists = from.has(*this, along_w ? i : 0, along_w ? 0 : i);
-      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(to + unit(i), sample + source, exists);
-      source += along_w ? static_cast<unsigned>(problem.x.channel) : step;
+      copy_async_bytes<4 * static_cast<int>(sizeof(In))>(as_they_are<Vector> ? to.first + unit(i) : raw_vector(to, i),
+                                                         source,
+                                                         along_w ? item.has(i, 0) : item.has(0, i));
+      source += step;
     }
   }
   /// The same one element at a time, as positions would bring them; of 4 bytes, fewer cannot be copied so.
-  TCONV_DEVICE void copy_elements(int number, unsigned char* plane) const
+  TCONV_DEVICE void copy_elements(int number, int base, unsigned plane) const
   {
-    const auto step = static_cast<unsigned>(problem.x.position);
-    const item_source from(*this, number, step);
-    unsigned source   = from.offset;
-    unsigned char* to = plane + target_of(from.at);
+    const item_source item(*this, number);
+    const In* source    = item.from;
+    const raw_places to = find_raw<input_vector::none>(number, base, plane);
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
+      const In* element = source;
       TCONV_PRAGMA_UNROLL
       for (int p = 0; p < 4; ++p)
       {
-        copy_async_bytes<4>(to + unit(c) + 4 * p, sample + (source + p * step), from.has(*this, c, p));
+        copy_async_bytes<4>(raw_vector(to, c) + 4 * p, element, item.has(c, p));
+        element += problem.x.position;
       }
-      source += static_cast<unsigned>(problem.x.channel);
+      source += problem.x.channel;
     }
   }
-  /// Takes an item that has been copied to \p from and is to be converted.
+  /// Takes an item that has been copied to \p raw and is to be converted.
   template <input_vector Vector>
-  TCONV_DEVICE void take(item& of, const unsigned char* from) const
+  TCONV_DEVICE void take(item& of, const raw_places& raw) const
   {
+    static_assert(!as_they_are<Vector>, "tconv: 4 channels of 16 bits are staged as they are");
     TCONV_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i)
     {
-      if constexpr (sizeof(In) == 4)
+      unsigned parts[sizeof(In)];
+      load_shared(parts, raw_vector(raw, i));
+      TCONV_PRAGMA_UNROLL
+      for (int k = 0; k < static_cast<int>(sizeof(In)); ++k)
       {
-        const uint4 v           = *reinterpret_cast<const uint4*>(from + unit(i));
-        const unsigned parts[4] = {v.x, v.y, v.z, v.w};
-        TCONV_PRAGMA_UNROLL
-        for (int k = 0; k < 4; ++k)
-        {
-          of.words[Vector == input_vector::channels ? k : i][Vector == input_vector::channels ? i : k] = parts[k];
-        }
-      }
-      else
-      {
-        static_assert(Vector == input_vector::positions, "tconv: 4 channels of 16 bits are staged as they are");
-        const uint2 v  = *reinterpret_cast<const uint2*>(from + unit(i));
-        of.words[i][0] = v.x;
-        of.words[i][1] = v.y;
+        of.words[Vector == input_vector::channels ? k : i][Vector == input_vector::channels ? i : k] = parts[k];
       }
     }
   }
@@ -421,35 +506,36 @@ struct plane_stager
   /// Loads item \p number of 16-bit elements, one at a time.
   TCONV_DEVICE void load(item& of, int number) const
   {
-    const auto step = static_cast<unsigned>(problem.x.position);
-    const item_source from(*this, number, step);
-    unsigned source = from.offset;
+    const item_source item(*this, number);
+    const In* source = item.from;
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
       In values[4];
+      const In* element = source;
       TCONV_PRAGMA_UNROLL
       for (int p = 0; p < 4; ++p)
       {
         values[p] = from_float<In>(0.0f);
-        if (from.has(*this, c, p))
+        if (item.has(c, p))
         {
-          values[p] = sample[source + p * step];
+          values[p] = *element;
         }
+        element += problem.x.position;
       }
       of.words[c][0] = join(values[0], values[1]);
       of.words[c][1] = join(values[2], values[3]);
-      source += static_cast<unsigned>(problem.x.channel);
+      source += problem.x.channel;
     }
   }
 
-  /// Stores an item to \p at, converted.
-  TCONV_DEVICE void store(const item& of, unsigned char* at, float scale) const
+  /// Stores an item whose first position is staged at \p at, converted.
+  TCONV_DEVICE void store(const item& of, unsigned at, float scale) const
   {
     TCONV_PRAGMA_UNROLL
     for (int p = 0; p < 4; ++p)
     {
-      unsigned char* to = at + unit(p);
+      const unsigned to = at + unit(p);
       if constexpr (Form == gemm_form::split)
       {
         const float t[4] = {
@@ -464,20 +550,23 @@ struct plane_stager
           hi[i]              = *reinterpret_cast<const unsigned*>(&high);
           lo[i]              = pack_pair<__half>(t[2 * i] - back.x, t[2 * i + 1] - back.y);
         }
-        *reinterpret_cast<uint4*>(to) = make_uint4(hi[0], hi[1], lo[0], lo[1]);
+        store_shared(to, make_uint4(hi[0], hi[1], lo[0], lo[1]));
       }
       else if constexpr (Form == gemm_form::tf32)
       {
-        *reinterpret_cast<uint4*>(to) = make_uint4(round_tf32(of.value(0, p)),
-                                                   round_tf32(of.value(1, p)),
-                                                   round_tf32(of.value(2, p)),
-                                                   round_tf32(of.value(3, p)));
+        store_shared(to,
+                     make_uint4(round_tf32(of.value(0, p)),
+                                round_tf32(of.value(1, p)),
+                                round_tf32(of.value(2, p)),
+                                round_tf32(of.value(3, p))));
       }
       else
       {
-        *reinterpret_cast<uint2*>(to) = make_uint2(
-          __byte_perm(of.words[0][p / 2], of.words[1][p / 2], p % 2 == 0 ? 0x5410 : 0x7632),
-          __byte_perm(of.words[2][p / 2], of.words[3][p / 2], p % 2 == 0 ? 0x5410 : 0x7632));
+        constexpr unsigned low  = 0x5410;
+        constexpr unsigned high = 0x7632;
+        store_shared(to,
+                     make_uint2(__byte_perm(of.words[0][p / 2], of.words[1][p / 2], p % 2 == 0 ? low : high),
+                                __byte_perm(of.words[2][p / 2], of.words[3][p / 2], p % 2 == 0 ? low : high)));
       }
     }
   }
@@ -493,15 +582,12 @@ struct plane_stager
     TCONV_PRAGMA_UNROLL
     for (int c = 0; c < 4; ++c)
     {
-      float of_channel = fabsf(of.value(c, 0));
-      TCONV_PRAGMA_UNROLL
-      for (int p = 0; p < 4; p += 2)
-      {
-        of_channel = fmaxf(of_channel, fabsf(of.value(c, p)));
-        of_channel = fmaxf(of_channel, fabsf(of.value(c, p + 1)));
-        smallest   = __vimin3_u32(smallest, rank(of.value(c, p)), rank(of.value(c, p + 1)));
-      }
+      const float of_channel = fmaxf(
+        fmaxf(fabsf(of.value(c, 0)), fabsf(of.value(c, 1))), fmaxf(fabsf(of.value(c, 2)), fabsf(of.value(c, 3))));
       largest = fmaxf(largest, of_channel);
+      // Not one chain: a warp is short of independent instructions.
+      const unsigned pair = min(rank(of.value(c, 0)), rank(of.value(c, 1)));
+      smallest            = min(smallest, __vimin3_u32(pair, rank(of.value(c, 2)), rank(of.value(c, 3))));
     }
     // A NaN among numbers does not come through: it is the last of the ranks but for zeros.
     if (!(largest <= 3.402823466e38f))
@@ -541,10 +627,11 @@ struct plane_stager
   /// staged. Returns how many are listed or would be if there were room. \p turns: bit i is set where turn i of this warp, or one from 31 on, has something suspicious. Rare, and
   /// so one by one: registers are for the loop that has to be fast.
   TCONV_DEVICE int
-  list_lost(unsigned char* plane, int e, unsigned turns, float scale, lost_input* lost, int most, int lost_count) const
+  list_lost(int slot, int e, unsigned turns, float scale, lost_input* lost, int most, int lost_count) const
   {
-    const auto in_h = static_cast<int>(problem.axis[1].in);
-    const auto in_w = static_cast<int>(problem.axis[2].in);
+    unsigned char* const plane = gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
+    const auto in_h            = static_cast<int>(problem.axis[1].in);
+    const auto in_w            = static_cast<int>(problem.axis[2].in);
 #pragma unroll 1
     for (int base = first, turn = 0; base < items; base += Warps * 32, ++turn)
     {
@@ -578,10 +665,10 @@ struct plane_stager
           {
             lost[place] = {static_cast<short>(e), static_cast<short>(at.row), position, channel, v};
           }
-          const int slot      = (position & 1) * (problem.width >> 1) + (position >> 1);
+          const int staged    = (position & 1) * (problem.width >> 1) + (position >> 1);
           auto* halves        = reinterpret_cast<unsigned short*>(plane
                                                            + (at.block * problem.rows + at.row) * problem.row_bytes()
-                                                           + slot * position_bytes + at.quarter * lane_bytes);
+                                                           + staged * position_bytes + at.quarter * lane_bytes);
           halves[i & 3]       = 0;
           halves[4 + (i & 3)] = 0;
         }
@@ -594,29 +681,28 @@ struct plane_stager
   /// Inspects and stores the items of this warp, copied before unless they are single elements of 16 bits; bit i of the result is set where an input of turn i
   /// may be lost.
   template <input_vector Vector>
-  TCONV_DEVICE unsigned convert_items(unsigned char* plane, float threshold, float scale, float& peak) const
+  TCONV_DEVICE unsigned convert_items(unsigned plane, float threshold, float scale, float& peak) const
   {
-    // Two items at a time where there is most to do: a warp is short of independent instructions.
-    constexpr bool copied  = Vector != input_vector::none || sizeof(In) == 4;
-    constexpr int together = Form == gemm_form::split ? 2 : 1;
+    constexpr bool copied = Vector != input_vector::none || sizeof(In) == 4;
+    // Two items at a time where there is most to do and few warps do it: they are short of independent instructions. (Seven warps: L1_57, L1_61 and
+    // L1_70 2 to 4 % slower, L1_68 1 % faster.)
+    constexpr int together = Form == gemm_form::split && Warps <= 3 ? 2 : 1;
     unsigned suspicious    = 0;
     unsigned turn          = 1;
 #pragma unroll 1
     for (int base = first; base < items; base += together * Warps * 32)
     {
       item now[together];
-      unsigned char* at[together];
       TCONV_PRAGMA_UNROLL
       for (int i = 0; i < together; ++i)
       {
-        const int number = base + i * Warps * 32 + lane;
-        at[i]            = nullptr;
+        const int start  = base + i * Warps * 32; // the same for all lanes
+        const int number = start + lane;
         if (number < items)
         {
-          at[i] = plane + target_of(locate(number));
           if constexpr (copied)
           {
-            take<Vector>(now[i], at[i]);
+            take<Vector>(now[i], find_raw<Vector>(number, start, plane));
           }
           else
           {
@@ -624,16 +710,22 @@ struct plane_stager
           }
         }
       }
+      // Lanes have taken their items from each other's places.
+      if constexpr (copied)
+      {
+        __syncwarp();
+      }
       TCONV_PRAGMA_UNROLL
       for (int i = 0; i < together; ++i)
       {
-        if (at[i] != nullptr)
+        const int number = base + i * Warps * 32 + lane;
+        if (number < items)
         {
           if constexpr (Form == gemm_form::split)
           {
             suspicious |= inspect(now[i], threshold, peak) ? turn : 0;
           }
-          store(now[i], at[i], scale);
+          store(now[i], plane + target_of(number) + static_cast<unsigned>((number & 3) * lane_bytes), scale);
         }
         turn = turn < 0x80000000u ? turn << 1 : turn;
       }
@@ -657,30 +749,18 @@ struct plane_stager
   TCONV_DEVICE void copy_plane(int e, int slot)
   {
     aim_plane(e);
-    unsigned char* plane = room(slot);
+    const unsigned plane = room(slot);
     if (vector == input_vector::positions)
     {
-#pragma unroll 1
-      for (int number = first + lane; number < items; number += Warps * 32)
-      {
-        copy<input_vector::positions>(number, plane);
-      }
+      copy_items<input_vector::positions>(plane);
     }
     else if (vector == input_vector::channels)
     {
-#pragma unroll 1
-      for (int number = first + lane; number < items; number += Warps * 32)
-      {
-        copy<input_vector::channels>(number, plane);
-      }
+      copy_items<input_vector::channels>(plane);
     }
     else if constexpr (sizeof(In) == 4)
     {
-#pragma unroll 1
-      for (int number = first + lane; number < items; number += Warps * 32)
-      {
-        copy_elements(number, plane);
-      }
+      copy_items<input_vector::none>(plane);
     }
   }
 
@@ -696,7 +776,7 @@ struct plane_stager
   TCONV_DEVICE int convert_plane(int e, int slot, int exponent, float& peak, lost_input* lost, int most, int lost_count)
   {
     aim_plane(e);
-    unsigned char* plane  = room(slot);
+    const unsigned plane  = room(slot);
     const float scale     = power_of_two(exponent);
     const float threshold = power_of_two(-2 - exponent);
     unsigned suspicious   = 0;
@@ -718,16 +798,37 @@ struct plane_stager
       const unsigned turns = __reduce_or_sync(0xffffffffu, suspicious);
       if (turns != 0)
       {
-        lost_count = list_lost(plane, e, turns, scale, lost, most, lost_count);
+        lost_count = list_lost(slot, e, turns, scale, lost, most, lost_count);
       }
     }
     return lost_count;
   }
 
 private:
-  TCONV_DEVICE unsigned char* room(int slot) const
+  template <input_vector Vector>
+  TCONV_DEVICE void copy_items(unsigned plane) const
   {
-    return gemm_memory() + (problem.staged_at + slot * problem.plane_bytes());
+#pragma unroll 1
+    for (int base = first; base < items; base += Warps * 32)
+    {
+      if (base + lane < items)
+      {
+        if constexpr (Vector == input_vector::none)
+        {
+          copy_elements(base + lane, base, plane);
+        }
+        else
+        {
+          copy<Vector>(base + lane, base, plane);
+        }
+      }
+    }
+  }
+  /// The address of slot \p slot of the ring.
+  TCONV_DEVICE unsigned room(int slot) const
+  {
+    return static_cast<unsigned>(__cvta_generic_to_shared(gemm_memory()))
+         + static_cast<unsigned>(problem.staged_at + slot * problem.plane_bytes());
   }
   TCONV_DEVICE void aim_plane(int e)
   {

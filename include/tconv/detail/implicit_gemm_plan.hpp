@@ -288,12 +288,12 @@ inline int64_t fewest_landing_taps(const conv_axis& axis)
 inline bool has_products_for_split(const conv_transpose_shape<3>& shape)
 {
   constexpr int64_t least     = 16;
-  constexpr int64_t most_taps = 64; // it would take long
+  constexpr int64_t most_span = 64; // it would take long
   int64_t products            = shape.in_channels / shape.groups;
   for (int a = 0; a < 3 && products < least; ++a)
   {
     const conv_axis axis = shape.axis(a);
-    products *= (axis.kernel - 1) * axis.dilation + axis.stride <= most_taps ? fewest_landing_taps(axis) : 1;
+    products *= (axis.kernel - 1) * axis.dilation + axis.stride <= most_span ? fewest_landing_taps(axis) : 1;
   }
   return products >= least;
 }

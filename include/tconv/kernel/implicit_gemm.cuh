@@ -454,23 +454,116 @@ TCONV_DEVICE void stream_weights(
   }
 }
 
-/// The warps that stage the input, one segment (a tile, or a chunk of its channels for one phase) ahead of the consumers.
+/// What stage_first_tile() returns where it has staged nothing.
+inline constexpr int not_staged = 1 << 20;
+
+/// The slot of plane \p e of a tile whose first plane is in slot \p first_plane of the ring.
+TCONV_DEVICE int slot_of_plane(const gemm_problem& problem, int first_plane, int e)
+{
+  return first_plane + e < problem.ring_planes ? first_plane + e : first_plane + e - problem.ring_planes;
+}
+
+/// The exponent for inputs of which \p peak is the largest magnitude, where \p exponent does not suit them. It does where they stay below 60000 and, unless
+/// \p growing, are not much smaller.
+TCONV_DEVICE int suitable_exponent(float peak, int exponent, bool growing)
+{
+  const float scaled = peak * block::power_of_two(exponent);
+  if (peak == 0.0f || (scaled < 60000.0f && (scaled >= 2048.0f || growing)))
+  {
+    return exponent;
+  }
+  const int wanted = 13 - ilogbf(peak); // the largest in [2^13, 2^14): room for tiles with larger inputs
+  return wanted < -60 ? -60 : (wanted > 60 ? 60 : wanted);
+}
+
+/// Stages the input of a block's first tile by all its warps, for which nobody has anything else to do. Returns the exponent of its inputs. Where
+/// they need more care, or come in chunks, it leaves them to the staging warps and returns not_staged. Called by the whole block.
 template <class Policy, gemm_form Form, class In>
-TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int last_tile, const In* x)
+TCONV_DEVICE int stage_first_tile(const gemm_problem& problem, int tile, const In* x)
+{
+  constexpr int warps = Policy::threads / 32;
+  if (problem.chunks() > 1)
+  {
+    return not_staged;
+  }
+  block::gemm_control& control = block::control_data();
+  const int warp               = block::uniform(static_cast<int>(threadIdx.x) / 32);
+  const int lane               = static_cast<int>(threadIdx.x) % 32;
+  block::plane_stager<Form, warps, In> stager(problem, x, block::find_input_vector(problem, x), warp, lane);
+  stager.aim(tile, 0);
+  const int first_plane = problem.planes % problem.ring_planes;
+  int exponent          = block::first_exponent;
+  for (int attempt = 0; attempt < 2; ++attempt)
+  {
+    if constexpr (Form == gemm_form::split)
+    {
+      for (int i = static_cast<int>(threadIdx.x); i < problem.planes * Policy::staging_warps; i += Policy::threads)
+      {
+        const int slot = slot_of_plane(problem, first_plane, i / Policy::staging_warps);
+        control.plane_peak[slot][i % Policy::staging_warps] = 0.0f;
+        control.lost_count[slot][i % Policy::staging_warps] = 0;
+      }
+      __syncthreads();
+    }
+#  pragma unroll 1
+    for (int e = 0; e < problem.planes; ++e)
+    {
+      stager.copy_plane(e, slot_of_plane(problem, first_plane, e));
+    }
+    stager.await_copies();
+    int lost = 0;
+#  pragma unroll 1
+    for (int e = 0; e < problem.planes; ++e)
+    {
+      const int slot = slot_of_plane(problem, first_plane, e);
+      float peak     = 0.0f;
+      lost += stager.convert_plane(e, slot, exponent, peak, nullptr, 0, 0);
+      if constexpr (Form == gemm_form::split)
+      {
+        // Magnitudes are ordered as their bits are.
+        const unsigned most = __reduce_max_sync(0xffffffffu, __float_as_uint(peak));
+        if (lane == 0)
+        {
+          atomicMax(reinterpret_cast<unsigned*>(&control.plane_peak[slot][0]), most);
+        }
+      }
+    }
+    if (__syncthreads_or(lost) != 0)
+    {
+      return not_staged;
+    }
+    if constexpr (Form != gemm_form::split)
+    {
+      return exponent;
+    }
+    float peak = 0.0f;
+    for (int e = 0; e < problem.planes; ++e)
+    {
+      peak = fmaxf(peak, control.plane_peak[slot_of_plane(problem, first_plane, e)][0]);
+    }
+    const int wanted = suitable_exponent(peak, exponent, false);
+    if (wanted == exponent)
+    {
+      return peak * block::power_of_two(exponent) < 60000.0f ? exponent : not_staged; // beyond every exponent
+    }
+    exponent = wanted;
+    __syncthreads(); // everyone has read the peaks
+  }
+  return not_staged;
+}
+
+/// The warps that stage the input, one segment (a tile, or a chunk of its channels for one phase) ahead of the consumers. \p first_exponent: of the first
+/// tile, where it is staged.
+template <class Policy, gemm_form Form, class In>
+TCONV_DEVICE void
+stage_tiles(const gemm_problem& problem, int first_tile, int last_tile, const In* x, int first_exponent)
 {
   constexpr int warps = Policy::staging_warps;
   static_assert(warps <= block::gemm_control::warps, "tconv: one list of lost inputs per staging warp");
   block::gemm_control& control = block::control_data();
   const int warp               = block::uniform(static_cast<int>(threadIdx.x) / 32) - (Policy::threads / 32 - warps);
   const int lane               = static_cast<int>(threadIdx.x) % 32;
-  const bool aligned           = reinterpret_cast<unsigned long long>(x) % (4 * sizeof(In)) == 0;
-  const bool last              = problem.x.channels_last();
-  block::input_vector vector   = block::input_vector::none;
-  if (aligned && (last ? problem.x.position % 4 == 0 && problem.in_per_group % 4 == 0 : problem.quads))
-  {
-    vector = last ? block::input_vector::channels : block::input_vector::positions;
-  }
-  block::plane_stager<Form, warps, In> stager(problem, x, vector, warp, lane);
+  block::plane_stager<Form, warps, In> stager(problem, x, block::find_input_vector(problem, x), warp, lane);
 
   const int planes  = problem.planes;
   const int ring    = problem.ring_planes;
@@ -478,7 +571,7 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
   const int repeats = chunks == 1 ? 1 : problem.total_phases() * chunks;
   const block::lost_lists lists(problem);
   int first_plane = 0;
-  int exponent    = 13;
+  int exponent    = first_exponent != not_staged ? first_exponent : block::first_exponent;
   int segment     = 0;
   int listed      = 0; // lost inputs of this warp in earlier chunks
   for (int index = first_tile; index < last_tile; ++index)
@@ -510,7 +603,11 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
       listed          = chunk == 0 ? 0 : listed;
       for (int begin = kept;; begin = 0)
       {
-        const auto slot_of = [&](int e) { return first_plane + e < ring ? first_plane + e : first_plane + e - ring; };
+        if (segment == 0 && first_exponent != not_staged)
+        {
+          break;
+        }
+        const auto slot_of = [&](int e) { return slot_of_plane(problem, first_plane, e); };
         stager.aim(block::opaque(index), chunk);
         // All planes are under way at once.
 #  pragma unroll 1
@@ -559,16 +656,10 @@ TCONV_DEVICE void stage_tiles(const gemm_problem& problem, int first_tile, int l
         one_by_one       = most_lost > static_cast<unsigned>(lists.room);
         // The scale was chosen for the tile before. Where it does not suit this one, everything is staged again. Later chunks of a
         // phase must not scale up what is already accumulated.
-        const float scaled = peak * block::power_of_two(exponent);
-        if (peak == 0.0f || (scaled < 60000.0f && (scaled >= 2048.0f || chunk > 0)))
-        {
-          break;
-        }
-        int wanted = 13 - ilogbf(peak); // the largest in [2^13, 2^14): room for tiles with larger inputs
-        wanted     = wanted < -60 ? -60 : (wanted > 60 ? 60 : wanted);
+        const int wanted = suitable_exponent(peak, exponent, chunk > 0);
         if (wanted == exponent)
         {
-          one_by_one = one_by_one || scaled >= 60000.0f; // beyond every exponent
+          one_by_one = one_by_one || peak * block::power_of_two(exponent) >= 60000.0f; // beyond every exponent
           break;
         }
         exponent = wanted;
@@ -928,6 +1019,8 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
     }
     __syncthreads();
 
+    // x was complete before the preparing kernel let this one start.
+    const int first_exponent = stage_first_tile<Policy, Form>(problem, first_tile, x);
     if (threadIdx.x >= Policy::consumers * 128)
     {
       products::template release_registers<Policy>();
@@ -942,8 +1035,7 @@ __global__ __launch_bounds__(Policy::threads, 1) void implicit_gemm(const __grid
       }
       else
       {
-        // x was complete before the preparing kernel let this one start.
-        stage_tiles<Policy, Form>(problem, first_tile, last_tile, x);
+        stage_tiles<Policy, Form>(problem, first_tile, last_tile, x, first_exponent);
       }
     }
     else
