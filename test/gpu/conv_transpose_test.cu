@@ -349,9 +349,12 @@ TEST_F(conv_transpose_gpu, identity_weights_return_x_bit_for_bit)
   EXPECT_EQ(c.y.download(), x);
 }
 
-/// target = source, after a while.
+/// target = source, after a while. The next kernel may start long before that, so that it finds nothing yet unless it waits.
 __global__ void copy_late(const float* source, float* target, std::int64_t count)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
   const auto begin = clock64();
   while (clock64() - begin < 200000)
   {}
