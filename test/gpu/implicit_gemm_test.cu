@@ -15,6 +15,7 @@
 #include <tconv/thread/softmax.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -232,9 +233,25 @@ std::vector<shape3> shapes_in_groups()
   return list;
 }
 
-std::vector<shape3> more_shapes()
+/// Sums that leave the tensor core on their way, for all numbers of phases in a thread, and rows that the main loop has code of its own for.
+std::vector<shape3> shapes_of_long_sums()
 {
   std::vector<shape3> list;
+  list.push_back(make_shape<3>({1, 160, 40, 1}, {1, 1, 77}, {1, 1, 16}, {1, 1, 8}, {0, 0, 4}));
+  list.push_back(make_shape<3>({2, 72, 33, 1}, {1, 3, 36}, {1, 3, 8}, {1, 1, 8}, {0, 1, 0}));
+  list.push_back(make_shape<3>({1, 80, 24, 1}, {1, 4, 19}, {1, 3, 10}, {1, 1, 5}, {0, 1, 2}));
+  list.push_back(make_shape<3>({1, 100, 20, 1}, {2, 3, 15}, {2, 2, 13}, {2, 1, 6}, {0, 0, 3}));
+  list.push_back(make_shape<3>({1, 128, 70, 1}, {1, 3, 35}, {1, 3, 8}, {1, 1, 4}, {0, 1, 2}));
+  list.push_back(make_shape<3>({1, 96, 32, 1}, {2, 3, 20}, {2, 2, 4}, {1, 1, 4}));
+  list.push_back(make_shape<3>({2, 50, 31, 1}, {1, 5, 21}, {1, 5, 3}, {1, 1, 3}, {0, 2, 0}));
+  list.push_back(make_shape<3>({1, 128, 64, 1}, {1, 3, 68}, {1, 3, 4}, {1, 1, 2}, {0, 1, 1}));
+  list.push_back(make_shape<3>({1, 90, 50, 1}, {2, 3, 20}, {3, 3, 5}, {1, 1, 2}, {1, 1, 1}, {0, 0, 0}, {1, 1, 3}));
+  return list;
+}
+
+std::vector<shape3> more_shapes()
+{
+  std::vector<shape3> list = shapes_of_long_sums();
   list.push_back(make_shape<3>({2, 32, 64, 1}, {3, 3, 32}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {1, 1, 1}));
   list.push_back(make_shape<3>({1, 17, 5, 1}, {2, 3, 37}, {3, 1, 5}, {1, 2, 3}, {1, 0, 2}, {0, 1, 1}));
   list.push_back(make_shape<3>({1, 64, 100, 1}, {4, 5, 7}, {2, 2, 2}, {2, 2, 2}));
@@ -272,6 +289,44 @@ TEST_F(TCONV_TEST_SUITE, awkward_shapes)
     });
   }
   std::printf("[          ] %d calls\n", supported);
+}
+
+// Each kind of tile that keeps sums beside the tensor core is among those shapes, and each known row.
+TEST_F(TCONV_TEST_SUITE, long_sums_in_all_tiles)
+{
+  std::array<bool, 9> promoted{}; // by phases in a thread
+  std::vector<unsigned> rows;
+  std::uint32_t seed = 600;
+  for (const shape3& shape : shapes_of_long_sums())
+  {
+    seed += 4; // all phases in a thread
+    for_each_form([&](auto form, auto in, auto out) {
+      constexpr gemm_form how = decltype(form)::value;
+      const auto plan         = tconv::detail::plan_implicit_gemm(
+        shape, how, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
+      ASSERT_TRUE(plan.supported) << to_string(shape);
+      if (plan.problem.promoted)
+      {
+        promoted.at(static_cast<std::size_t>(plan.problem.set_room())) = true;
+      }
+      rows.push_back(plan.problem.neighbours);
+      EXPECT_TRUE((check_random<how, decltype(in), decltype(out)>(shape, seed)));
+    });
+  }
+  for (const std::size_t room : {2, 4, 8})
+  {
+    EXPECT_TRUE(promoted.at(room)) << room;
+  }
+  for (const unsigned row : {tconv::gemm_present(2, 2, 4, 1),
+                             tconv::gemm_present(4, 3, 3, 0),
+                             tconv::gemm_present(4, 4, 4, 0),
+                             tconv::gemm_present(4, 4, 8, 2),
+                             tconv::gemm_present(8, 5, 10, 2),
+                             tconv::gemm_present(8, 8, 8, 0),
+                             tconv::gemm_present(8, 8, 16, 4)})
+  {
+    EXPECT_EQ(std::count(rows.begin(), rows.end(), row) > 0, true) << row;
+  }
 }
 
 TEST_F(TCONV_TEST_SUITE, unaligned_and_channels_last)

@@ -65,12 +65,13 @@ void check_phase(const gemm_problem& problem, int index)
     ASSERT_EQ(problem.steps_per_stage % phase.shifts, 0);
     ASSERT_EQ(problem.first_step.first, problem.step(phase.first_step).first);
     ASSERT_EQ(problem.first_step.second, problem.step(phase.first_step).second);
-    ASSERT_EQ(problem.neighbours >> (2 * phase.shifts), 0U);
+    const int room = problem.set_room();
+    ASSERT_EQ(problem.neighbours >> (room * phase.shifts), 0U);
     for (int s = 0; s < phase.shifts; ++s)
     {
       for (int set = 0; set < problem.sets; ++set)
       {
-        ASSERT_EQ((problem.neighbours >> (2 * s + set) & 1U) != 0, problem.tap(phase.along[2], s, set) >= 0);
+        ASSERT_EQ((problem.neighbours >> (room * s + set) & 1U) != 0, problem.tap(phase.along[2], s, set) >= 0);
       }
       if (s > 0)
       {
@@ -183,6 +184,23 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
   }
 }
 
+TEST(implicit_gemm_plan, words_as_sets_of_bits)
+{
+  using namespace tconv::detail;
+  EXPECT_EQ(count_bits(0), 0);
+  EXPECT_EQ(count_bits(0x8000000000000001U), 2);
+  EXPECT_EQ(count_bits(~std::uint64_t{0}), 64);
+  EXPECT_EQ(count_bits(0x0123456789abcdefU), 32);
+  EXPECT_EQ(low_bits(0xffU, 0), 0U);
+  EXPECT_EQ(low_bits(0xffU, 3), 7U);
+  EXPECT_EQ(low_bits(~std::uint64_t{0}, 64), ~std::uint64_t{0});
+  EXPECT_EQ(repeat_bits(0x5, 4, 3), 0x555U);
+  EXPECT_EQ(repeat_bits(0x5, 4, 0), 0U);
+  EXPECT_EQ(count_digits(0x0ffff0, 8), 3);
+  EXPECT_EQ(count_digits(0xff, 8), 1);
+  EXPECT_EQ(count_digits(0, 2), 0);
+}
+
 TEST(implicit_gemm_plan, usual_kernels_have_main_loops_of_their_own)
 {
   struct expected
@@ -200,11 +218,18 @@ TEST(implicit_gemm_plan, usual_kernels_have_main_loops_of_their_own)
                             {5, 2, 2, 1, 0},
                             {3, 2, 1, 2, 0},
                             {1, 1, 0, 1, 0},
-                            {3, 1, 1, 1, 0x15},
-                            {5, 1, 0, 1, 0x155},
-                            {7, 1, 3, 1, 0x1555},
+                            {3, 1, 1, 1, 0x7},
+                            {5, 1, 0, 1, 0x1f},
+                            {7, 1, 3, 1, 0x7f},
                             {3, 1, 0, 2, 0},
-                            {16, 8, 4, 1, 0}};
+                            {3, 3, 0, 1, 0x7},
+                            {4, 4, 0, 1, 0xf},
+                            {8, 4, 2, 1, 0x3fc},
+                            {8, 4, 2, 2, 0},
+                            {8, 8, 0, 1, 0xff},
+                            {10, 5, 2, 1, 0x71f18},
+                            {16, 8, 4, 1, 0x0ffff0},
+                            {16, 8, 3, 1, 0}};
   for (const expected& row : table)
   {
     shape3 shape;
@@ -427,23 +452,41 @@ TEST(implicit_gemm_plan, fewest_products_of_an_output)
   EXPECT_FALSE(supported(32, 4, 3, 0));
 }
 
-// The tensor core truncates: sums of more than 512 products are kept beside its accumulators, of which there must be few enough.
+// The tensor core truncates: long sums are kept beside its accumulators, of which there must be few enough.
 TEST(implicit_gemm_plan, long_sums_have_room_outside_the_tensor_core)
 {
-  const auto columns = [](const shape3& shape, gemm_form form, bool across_channels) {
+  const auto expect = [](const shape3& shape, gemm_form form, bool across_channels, int columns, bool promoted) {
+    SCOPED_TRACE(shape.in_channels);
     tconv::detail::gemm_call call;
     call.across_channels = across_channels;
     const auto plan      = tconv::detail::plan_implicit_gemm(shape, form, call);
-    EXPECT_TRUE(plan.supported);
-    return plan.problem.columns;
+    ASSERT_TRUE(plan.supported);
+    EXPECT_EQ(plan.problem.columns, columns);
+    EXPECT_EQ(plan.problem.promoted, promoted);
+    const int held = tconv::detail::visit_gemm_policy(plan.problem, [](auto policy) {
+      using type = decltype(policy);
+      return type::accumulators * (type::promoted && !type::promoted_steps ? 2 : 1);
+    });
+    EXPECT_LE(held, 128);
+    EXPECT_EQ(tconv::detail::visit_gemm_policy(plan.problem, [](auto policy) { return decltype(policy)::promoted; }),
+              promoted || columns * plan.problem.set_room() <= 64);
   };
-  EXPECT_EQ(columns(layer(128, 128, 64, 64, 4, 1), gemm_form::split, false), 128);
-  EXPECT_EQ(columns(layer(128, 128, 64, 64, 5, 1), gemm_form::split, false), 64);
-  EXPECT_EQ(columns(layer(128, 128, 64, 64, 5, 1), gemm_form::split, true), 128);
-  EXPECT_EQ(columns(layer(128, 128, 64, 64, 5, 1), gemm_form::tf32, false), 128);
-  EXPECT_EQ(columns(layer(128, 64, 64, 64, 8, 2), gemm_form::split, false), 64);
-  EXPECT_EQ(columns(layer(128, 64, 64, 64, 9, 2), gemm_form::split, false), 32);
-  EXPECT_EQ(columns(layer(128, 64, 64, 64, 9, 2), gemm_form::bf16, false), 64);
+  // One phase: 384 and 640 products.
+  expect(layer(128, 128, 64, 64, 3, 1), gemm_form::split, false, 128, false);
+  expect(layer(128, 128, 64, 64, 5, 1), gemm_form::split, false, 64, true);
+  expect(layer(128, 128, 64, 64, 5, 1), gemm_form::split, true, 128, false);
+  expect(layer(128, 128, 64, 64, 5, 1), gemm_form::tf32, false, 128, false);
+  // Two: 192 and 256.
+  expect(layer(96, 64, 64, 64, 4, 2), gemm_form::split, false, 64, false);
+  expect(layer(128, 64, 64, 64, 4, 2), gemm_form::split, false, 64, true);
+  expect(layer(128, 64, 64, 64, 4, 2), gemm_form::bf16, false, 64, false);
+  expect(layer(192, 128, 64, 64, 4, 2), gemm_form::split, false, 128, false);
+  expect(layer(256, 128, 64, 64, 4, 2), gemm_form::split, false, 64, true);
+  // Four and eight.
+  expect(layer(64, 32, 64, 64, 8, 4), gemm_form::split, false, 32, false);
+  expect(layer(256, 32, 64, 64, 8, 4), gemm_form::split, false, 32, true);
+  expect(layer(512, 32, 64, 64, 16, 8), gemm_form::split, false, 32, true);
+  expect(layer(512, 32, 64, 64, 16, 8), gemm_form::bf16, false, 32, false);
 }
 
 // L1_65: with all channels at a time no second tile fits beside the first; with half of them the next half is on its way, and as there is one
@@ -470,7 +513,9 @@ TEST(implicit_gemm_plan, blocks_keep_tiles_that_share_planes)
   shape.stride         = {2, 2, 2};
   shape.padding        = {1, 1, 1};
   shape.output_padding = {1, 1, 1};
-  const auto plan      = tconv::detail::plan_implicit_gemm(shape, gemm_form::split);
+  tconv::detail::gemm_call call;
+  call.across_channels = true;
+  const auto plan      = tconv::detail::plan_implicit_gemm(shape, gemm_form::split, call);
   ASSERT_TRUE(plan.supported);
   ASSERT_EQ(plan.problem.total_tiles(), 1024);
   ASSERT_EQ(plan.problem.tiles[0], 16);

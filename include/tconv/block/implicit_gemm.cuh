@@ -175,7 +175,7 @@ struct split_value
 /// The low parts of weights are stored multiplied by 2^low_exponent; they meet high parts of inputs multiplied by 2^-low_exponent.
 inline constexpr int low_exponent = 8;
 
-/// Inputs are multiplied by 2^first_exponent until a tile says what suits it.
+/// Inputs are multiplied by 2^first_exponent until a tile says what suits it: its largest magnitude becomes 2^first_exponent or more, and less than twice that.
 inline constexpr int first_exponent = 13;
 
 /// 2^exponent for -126 <= exponent <= 127.
@@ -357,7 +357,8 @@ struct plane_stager
   const gemm_problem& problem;
   const In* x;
   input_vector vector;
-  int warp; ///< of those that stage
+  bool eights; ///< 8 channels of 16 bits may be copied at once
+  int warp;    ///< of those that stage
   int lane;
   // Of 64 bytes in shared memory, or 32: items are fewer than 2^15.
   item_divisor by_row;   ///< items of a staged row
@@ -367,6 +368,8 @@ struct plane_stager
       : problem(p)
       , x(source)
       , vector(how)
+      , eights(sizeof(In) == 2 && how == input_vector::channels && p.x.position % 8 == 0 && p.in_per_group % 8 == 0
+               && reinterpret_cast<unsigned long long>(source) % 16 == 0)
       , warp(staging_warp)
       , lane(own_lane)
       , by_row(p.width)
@@ -403,8 +406,8 @@ struct plane_stager
   {
     return static_cast<unsigned>((p & 1) * (problem.width >> 1) * position_bytes + (p >> 1) * position_bytes);
   }
-  /// Whether vectors of 16 bytes that come from one line of global memory wait in one line of shared memory, whatever lanes they are for: asynchronous
-  /// copies write a line at a time. For vectors of 8 bytes that is no gain.
+  /// Whether vectors of 16 bytes that come from one line of global memory wait in one line of shared memory, whatever lanes they are for: what a warp copies
+  /// to 4 lines takes 13 passes through shared memory then, and 31 where every line gets something of each. For vectors of 8 bytes that is no gain.
   template <input_vector Vector>
   static constexpr bool in_runs = lane_bytes == 16 && Vector != input_vector::channels;
   /// Where the 4 vectors of an item that is to be converted wait for it: addresses of the first and the second one; the third and the fourth
@@ -451,7 +454,23 @@ struct plane_stager
     raw_places to{};
     if constexpr (as_they_are<Vector>)
     {
-      to.first = plane + target_of(number) + static_cast<unsigned>((number & 3) * lane_bytes);
+      const unsigned target = plane + target_of(number);
+      if (eights)
+      {
+        // Two lanes are neighbours in memory: each copies two positions for both.
+        const int first = (number & 1) * 2;
+        source += first * step - 2 * first;
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i)
+        {
+          copy_async_bytes<16>(target + static_cast<unsigned>((number & 2) * lane_bytes) + unit(first + i),
+                               source,
+                               item.has(0, first + i));
+          source += step;
+        }
+        return;
+      }
+      to.first = target + static_cast<unsigned>((number & 3) * lane_bytes);
     }
     else
     {
@@ -973,9 +992,9 @@ struct ring_place
 template <class Policy>
 using packed_weights = typename gemm_products<Policy::instruction>::weights;
 
-/// Multiplies Count steps, whose weights begin at \p b and move on; step i for the sets in bits 2 i and 2 i + 1 of Present. On return the
-/// products are complete.
-template <class Policy, gemm_form Form, unsigned Present, int Count>
+/// Multiplies Count steps, whose weights begin at \p b and move on; step i for those sets whose bits Policy::sets * i + set of Present are set. On return
+/// the products are complete.
+template <class Policy, gemm_form Form, uint64_t Present, int Count>
 TCONV_DEVICE void
 multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], packed_weights<Policy>& b)
 {
@@ -993,7 +1012,7 @@ multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)
     TCONV_PRAGMA_UNROLL
     for (int set = 0; set < Policy::sets; ++set)
     {
-      if ((Present >> (2 * i + set) & 1) != 0)
+      if ((Present >> (Policy::sets * i + set) & 1) != 0)
       {
         products::template multiply<Form, Policy::columns>(sums[set], fragments[i].a, b);
         b += piece;
@@ -1001,6 +1020,37 @@ multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)
     }
   }
   products::end();
+}
+
+/// Split form: multiplies a step for set number \p Set, whose weights begin at \p b and move on. The products join the sums outside of the tensor core,
+/// which truncates: those of 32 columns at a time, for which there are registers.
+template <class Policy, gemm_form Form, int Set>
+TCONV_DEVICE void
+multiply_promoted(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragment)[1], packed_weights<Policy>& b)
+{
+  using products                         = gemm_products<Policy::instruction>;
+  constexpr int part                     = 32;
+  constexpr packed_weights<Policy> piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  TCONV_PRAGMA_UNROLL
+  for (int first = 0; first < Policy::columns; first += part)
+  {
+    float now[part / 2];
+    TCONV_PRAGMA_UNROLL
+    for (float& v : now)
+    {
+      v = 0.0f;
+      asm volatile("" : "+f"(v)); // in its register before products begin
+    }
+    products::begin(fragment);
+    products::template multiply<Form, Policy::columns>(now, fragment[0].a, b + products::columns(first));
+    products::end();
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < part / 2; ++i)
+    {
+      sums[Set][first / 2 + i] += now[i];
+    }
+  }
+  b += piece;
 }
 
 /// The table of steps; those of phase group g begin at g * row_steps.
@@ -1059,7 +1109,12 @@ struct tabulated_steps
         advance(1);
         const int sets = advance_sets(problem, phase.shifts);
         // A branch around each case as a whole: products must not straddle one.
-        if constexpr (Policy::sets > 2)
+        if constexpr (Form == gemm_form::split && Policy::promoted_steps)
+        {
+          fragment[0].complete();
+          multiply_each_promoted<0>(sums, fragment, sets, b);
+        }
+        else if constexpr (Policy::sets > 2)
         {
           multiply_sets<0>(sums, fragment, sets, b);
         }
@@ -1107,8 +1162,8 @@ private:
     switch (sets >> First & 15)
     {
       case 0: break;
-      case 15: multiply_steps<Policy, Form, 15U << First>(sums, fragment, b); break;
-      case 7: multiply_steps<Policy, Form, 7U << First>(sums, fragment, b); break;
+      case 15: multiply_steps<Policy, Form, uint64_t{15} << First>(sums, fragment, b); break;
+      case 7: multiply_steps<Policy, Form, uint64_t{7} << First>(sums, fragment, b); break;
       default: multiply_each<First, First + 4>(sums, fragment, sets, b);
     }
     if constexpr (First + 4 < Policy::sets)
@@ -1124,11 +1179,26 @@ private:
   {
     if ((sets >> First & 1) != 0)
     {
-      multiply_steps<Policy, Form, 1U << First>(sums, fragment, b);
+      multiply_steps<Policy, Form, uint64_t{1} << First>(sums, fragment, b);
     }
     if constexpr (First + 1 < Last)
     {
       multiply_each<First + 1, Last>(sums, fragment, sets, b);
+    }
+  }
+  template <int Set>
+  TCONV_DEVICE static void multiply_each_promoted(gemm_accumulators<Policy>& sums,
+                                                  gemm_fragment<Form> (&fragment)[1],
+                                                  int sets,
+                                                  packed_weights<Policy>& b)
+  {
+    if ((sets >> Set & 1) != 0)
+    {
+      multiply_promoted<Policy, Form, Set>(sums, fragment, b);
+    }
+    if constexpr (Set + 1 < Policy::sets)
+    {
+      multiply_each_promoted<Set + 1>(sums, fragment, sets, b);
     }
   }
   /// Groups of Count steps of one set, as many as \p steps has, which are taken off it; \p b moves on. The products of a group are waited for
@@ -1147,16 +1217,16 @@ private:
         fragments[i].set(staged_words<Form>(row + at.first), staged_words<Form>(row + at.second));
       }
       advance(Count);
-      multiply_steps<Policy, Form, 0x55555555U>(sums, fragments, b);
+      multiply_steps<Policy, Form, ~uint64_t{0}>(sums, fragments, b);
     }
   }
 };
 
 /// What a thread reads at Count shifts that follow each other. \p first, \p second: staged input of its cells at the first of them; what the
 /// second cell reads, the first one reads at the next shift. Positions of one parity follow each other, so that all offsets are constants.
-template <gemm_form Form, int Count>
+template <int Count, gemm_form Form>
 TCONV_DEVICE void
-load_neighbours(gemm_fragment<Form> (&fragments)[Count], const unsigned char* first, const unsigned char* second)
+load_neighbours(gemm_fragment<Form>* fragments, const unsigned char* first, const unsigned char* second)
 {
   constexpr int bytes = gemm_form_traits::of(Form).position_bytes();
   staged_words<Form> right(second);
@@ -1169,12 +1239,16 @@ load_neighbours(gemm_fragment<Form> (&fragments)[Count], const unsigned char* fi
   }
 }
 
-/// Steps whose shifts follow each other, in stages of whole blocks of channels. Bit 2 j + set of Present: shift number j has a tap of the set.
+/// Steps whose shifts follow each other, in stages of whole blocks of channels; Present: one of gemm_known_rows.
 template <class Policy, gemm_form Form, unsigned Present>
 struct neighbouring_steps
 {
-  static constexpr int shifts = Present < 0x4 ? 1
-                                              : (Present < 0x10 ? 2 : (Present < 0x40 ? 3 : (Present < 0x400 ? 5 : 7)));
+  static constexpr int shifts = detail::count_digits(Present, Policy::sets);
+  static constexpr int most   = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
+  /// Blocks of channels that are multiplied at once: no more than 16 pieces of weights, each of which takes a descriptor.
+  static constexpr int fit    = 16 / detail::count_bits(Present);
+  static constexpr int all    = most / shifts;
+  static constexpr int blocks = fit < 1 || all < 1 ? 1 : (all < fit ? all : fit);
 
   const unsigned char* first; ///< staged input of the thread's first cell at the first shift of the next block
   const unsigned char* second;
@@ -1190,28 +1264,46 @@ struct neighbouring_steps
                              int steps,
                              packed_weights<Policy> b)
   {
+    if constexpr (blocks > 1)
+    {
+#  pragma unroll 1
+      for (; steps >= blocks * shifts; steps -= blocks * shifts)
+      {
+        gemm_fragment<Form> fragments[blocks * shifts];
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < blocks; ++i)
+        {
+          load_neighbours<shifts>(fragments + i * shifts, first, second);
+          advance(problem);
+        }
+        multiply_steps<Policy, Form, detail::repeat_bits(Present, Policy::sets * shifts, blocks)>(sums, fragments, b);
+      }
+    }
 #  pragma unroll 1
     for (; steps > 0; steps -= shifts)
     {
       multiply_shifts<0>(sums, b);
-      first += problem.block_bytes;
-      second += problem.block_bytes;
+      advance(problem);
     }
   }
 
 private:
+  TCONV_DEVICE void advance(const gemm_problem& problem)
+  {
+    first += problem.block_bytes;
+    second += problem.block_bytes;
+  }
   /// The shifts from number Done on.
   template <int Done>
   TCONV_DEVICE void multiply_shifts(gemm_accumulators<Policy>& sums, packed_weights<Policy>& b) const
   {
     constexpr int bytes = gemm_form_traits::of(Form).position_bytes();
-    constexpr int most  = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
     constexpr int count = shifts - Done < most ? shifts - Done : most;
     gemm_fragment<Form> fragments[count];
-    load_neighbours(fragments,
-                    Done % 2 == 0 ? first - Done / 2 * bytes : second - (Done + 1) / 2 * bytes,
-                    Done % 2 == 0 ? second - Done / 2 * bytes : first - Done / 2 * bytes);
-    multiply_steps<Policy, Form, (Present >> (2 * Done))>(sums, fragments, b);
+    load_neighbours<count>(fragments,
+                           Done % 2 == 0 ? first - Done / 2 * bytes : second - (Done + 1) / 2 * bytes,
+                           Done % 2 == 0 ? second - Done / 2 * bytes : first - Done / 2 * bytes);
+    multiply_steps<Policy, Form, (Present >> (Policy::sets * Done))>(sums, fragments, b);
     if constexpr (Done + count < shifts)
     {
       multiply_shifts<Done + count>(sums, b);
@@ -1226,33 +1318,23 @@ struct type_value
   using type = T;
 };
 
-/// Calls visit(type_value<Steps>) with what the steps of \p problem are. A branch around all products of a phase: they must not straddle one.
+/// Calls visit(type_value<Steps>) with what the steps of \p problem are; \p known: rows that have code of their own. A branch around all products of a
+/// phase: they must not straddle one.
 template <class Policy, gemm_form Form, class Visitor>
-TCONV_DEVICE void visit_steps(const gemm_problem& problem, Visitor visit)
+TCONV_DEVICE void visit_steps(const gemm_problem& /*problem*/, Visitor visit, unsigned_list<> /*known*/)
 {
-  if constexpr (Policy::sets == 1)
+  visit(type_value<tabulated_steps<Policy, Form>>{});
+}
+template <class Policy, gemm_form Form, class Visitor, unsigned First, unsigned... Rest>
+TCONV_DEVICE void visit_steps(const gemm_problem& problem, Visitor visit, unsigned_list<First, Rest...> /*known*/)
+{
+  if (problem.neighbours == First)
   {
-    switch (problem.neighbours)
-    {
-      case 0x15: return visit(type_value<neighbouring_steps<Policy, Form, 0x15>>{});
-      case 0x155: return visit(type_value<neighbouring_steps<Policy, Form, 0x155>>{});
-      case 0x1555: return visit(type_value<neighbouring_steps<Policy, Form, 0x1555>>{});
-      default: return visit(type_value<tabulated_steps<Policy, Form>>{});
-    }
-  }
-  else if constexpr (Policy::sets > 2)
-  {
-    return visit(type_value<tabulated_steps<Policy, Form>>{});
+    visit(type_value<neighbouring_steps<Policy, Form, First>>{});
   }
   else
   {
-    switch (problem.neighbours)
-    {
-      case 0x3: return visit(type_value<neighbouring_steps<Policy, Form, 0x3>>{});
-      case 0xe: return visit(type_value<neighbouring_steps<Policy, Form, 0xe>>{});
-      case 0x1e: return visit(type_value<neighbouring_steps<Policy, Form, 0x1e>>{});
-      default: return visit(type_value<tabulated_steps<Policy, Form>>{});
-    }
+    visit_steps<Policy, Form>(problem, visit, unsigned_list<Rest...>{});
   }
 }
 

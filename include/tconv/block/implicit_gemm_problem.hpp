@@ -11,6 +11,7 @@
 /// shifts along w for the same taps along d and h; a *stage* is a run of steps of a row, copied to shared memory at once.
 /// Packed order, outer to inner: [channel tile][phase][stage: chunk of input channels, tap d, tap h, run of steps].
 
+#include "../detail/bits.hpp"
 #include "../layout.hpp"
 #include "../taps.hpp"
 
@@ -46,6 +47,60 @@ struct gemm_form_traits
   }
   /// Bytes of one position and gemm_block_channels input channels.
   TCONV_HOST_DEVICE constexpr int position_bytes() const { return 4 * lane_bytes; }
+};
+
+/// Which phases have taps at the shifts of a row: bit \p room * j + r is set where shift number j has a tap of phase r, counted from the smallest shift of an
+/// axis without dilation. \p room: at least \p stride.
+TCONV_HOST_DEVICE constexpr unsigned gemm_present(int room, int stride, int kernel, int padding)
+{
+  const int first  = -((padding + stride - 1) / stride);
+  unsigned present = 0;
+  for (int j = 0; stride * (first + j) + padding < kernel; ++j)
+  {
+    for (int r = 0; r < stride; ++r)
+    {
+      const int tap = stride * (first + j) + padding + r;
+      present |= (tap >= 0 && tap < kernel ? 1U : 0U) << (room * j + r);
+    }
+  }
+  return present;
+}
+
+/// Whether code of its own pays for rows with \p room phases: where several steps are multiplied at once, or added to sums at once. The weights of a block of
+/// channels are more, the larger the stride.
+TCONV_HOST_DEVICE constexpr bool gemm_row_pays(int room, gemm_form form, bool promoted)
+{
+  return room < 4 || gemm_form_traits::of(form).terms == 1 || (room == 4 && promoted);
+}
+
+/// A list of numbers.
+template <unsigned... Values>
+struct unsigned_list
+{};
+
+/// Rows that the main loop has code of its own for, where a thread holds Room phases, as gemm_problem::present has them, or one: kernels of 3, 5 and 7;
+/// with stride 2 kernels of 2, and with odd padding of 3 and 4; with larger strides kernels as long as the stride or twice, as vocoders have them.
+template <int Room>
+struct gemm_known_rows;
+template <>
+struct gemm_known_rows<1>
+{
+  using list = unsigned_list<0x7, 0x1f, 0x7f>;
+};
+template <>
+struct gemm_known_rows<2>
+{
+  using list = unsigned_list<gemm_present(2, 2, 2, 0), gemm_present(2, 2, 3, 1), gemm_present(2, 2, 4, 1)>;
+};
+template <>
+struct gemm_known_rows<4>
+{
+  using list = unsigned_list<gemm_present(4, 3, 3, 0), gemm_present(4, 4, 4, 0), gemm_present(4, 4, 8, 2)>;
+};
+template <>
+struct gemm_known_rows<8>
+{
+  using list = unsigned_list<gemm_present(8, 5, 10, 2), gemm_present(8, 8, 8, 0), gemm_present(8, 8, 16, 4)>;
 };
 
 /// Most steps of a stage.
@@ -105,9 +160,10 @@ struct gemm_problem
   int phases[3]                  = {1, 1, 1}; ///< phases per axis; the last counts groups of sets
   int tiles[3]                   = {1, 1, 1}; ///< tiles per axis
   int channel_tiles              = 1;
-  int columns                    = 64; ///< output channels of a tile
-  static constexpr int most_sets = 8;  ///< phases along w
-  int sets                       = 1;  ///< phases along w that a thread holds: 1 or all of them
+  int columns                    = 64;    ///< output channels of a tile
+  static constexpr int most_sets = 8;     ///< phases along w
+  int sets                       = 1;     ///< phases along w that a thread holds: 1 or all of them
+  bool promoted                  = false; ///< the sums are long; see implicit_gemm_policy
   uint64_t present    = 0; ///< several sets: bit set_room() j + set is set where shift number j has a tap of the set
   int box[3]          = {1, 1, 2}; ///< cells of a tile; even along w
   int most_shift[3]   = {0, 0, 0}; ///< of all taps, per axis
@@ -121,7 +177,7 @@ struct gemm_problem
   int steps_per_stage = 1;
   int stage_bytes     = 0; ///< room of a stage
   int stages          = 1; ///< of the ring
-  /// The bits of present where shifts follow each other and a stage holds whole blocks of channels; else 0.
+  /// Of gemm_known_rows, where a stage holds whole blocks of channels; else 0.
   unsigned neighbours = 0;
   gemm_step first_step{0, 0}; ///< of a row
   int block_bytes  = 0;       ///< of all rows that a block of channels has in a staged plane
@@ -226,12 +282,7 @@ struct gemm_problem
       return j;
     }
     const int end = set_room() * j + set;
-    int count     = 0;
-    for (uint64_t bits = end < 64 ? present & ((uint64_t{1} << end) - 1) : present; bits != 0; bits &= bits - 1)
-    {
-      ++count;
-    }
-    return count;
+    return detail::count_bits(detail::low_bits(present, end));
   }
   /// Pieces of weights of the first \p step steps of a row with \p count shifts.
   TCONV_HOST_DEVICE constexpr int pieces_of_steps(int step, int count) const

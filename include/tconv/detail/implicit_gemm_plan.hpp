@@ -13,6 +13,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 
 TCONV_NAMESPACE_BEGIN
@@ -49,59 +50,75 @@ struct gemm_plan
   double cycles        = 0; ///< estimate of a multiprocessor's
 };
 
-/// Calls visit(policy) for \p columns and \p sets; the only list of instantiations. Tiles do not depend on the instruction.
-template <gemm_instruction Instruction = gemm_instruction::warpgroup, class Visitor>
-auto visit_gemm_policy(int columns, int sets, Visitor&& visit)
+/// Calls visit(policy) for the tiles of \p problem; the only list of instantiations. Tiles do not depend on the instruction.
+template <gemm_form Form = gemm_form::split, gemm_instruction Instruction = gemm_instruction::warpgroup, class Visitor>
+auto visit_gemm_policy(const gemm_problem& problem, Visitor&& visit)
 {
-  if (sets > 2)
+  if constexpr (Form == gemm_form::split)
   {
-    if (sets > 4)
+    if (problem.promoted)
     {
-      return visit(tuning::implicit_gemm_policy<32, 8, Instruction>{});
-    }
-    return visit(tuning::implicit_gemm_policy<32, 4, Instruction>{});
-  }
-  if (sets == 2)
-  {
-    switch (columns)
-    {
-      case 32: return visit(tuning::implicit_gemm_policy<32, 2, Instruction>{});
-      case 64: return visit(tuning::implicit_gemm_policy<64, 2, Instruction>{});
-      default: return visit(tuning::implicit_gemm_policy<128, 2, Instruction>{});
+      switch (problem.columns * problem.set_room())
+      {
+        case 256: return visit(tuning::implicit_gemm_policy<32, 8, Instruction, true>{});
+        case 128:
+          return problem.columns == 64 ? visit(tuning::implicit_gemm_policy<64, 2, Instruction, true>{})
+                                       : visit(tuning::implicit_gemm_policy<32, 4, Instruction, true>{});
+        default: break; // promoted in any case
+      }
     }
   }
-  switch (columns)
+  switch (problem.set_room())
   {
-    case 32: return visit(tuning::implicit_gemm_policy<32, 1, Instruction>{});
-    case 64: return visit(tuning::implicit_gemm_policy<64, 1, Instruction>{});
-    default: return visit(tuning::implicit_gemm_policy<128, 1, Instruction>{});
+    case 8: return visit(tuning::implicit_gemm_policy<32, 8, Instruction>{});
+    case 4: return visit(tuning::implicit_gemm_policy<32, 4, Instruction>{});
+    case 2:
+      switch (problem.columns)
+      {
+        case 32: return visit(tuning::implicit_gemm_policy<32, 2, Instruction>{});
+        case 64: return visit(tuning::implicit_gemm_policy<64, 2, Instruction>{});
+        default: return visit(tuning::implicit_gemm_policy<128, 2, Instruction>{});
+      }
+    default:
+      switch (problem.columns)
+      {
+        case 32: return visit(tuning::implicit_gemm_policy<32, 1, Instruction>{});
+        case 64: return visit(tuning::implicit_gemm_policy<64, 1, Instruction>{});
+        default: return visit(tuning::implicit_gemm_policy<128, 1, Instruction>{});
+      }
   }
 }
 
-/// Which phases have taps at the \p count shifts of a row, as gemm_problem::present has it, where the main loop has code of its own for them (see
-/// neighbouring_steps): without dilation kernels of 3, 5 and 7 with stride 1, with stride 2 kernels of 2, and with odd padding of 3 and 4. Else 0.
+/// The one of \p Known that \p row is, or 0.
+template <unsigned... Known>
+constexpr unsigned find_known_row(unsigned_list<Known...> /*known*/, uint64_t row)
+{
+  return ((row == Known ? Known : 0U) | ...);
+}
+
+/// Which phases have taps at the \p count shifts of a row, where the main loop has code of its own for them (see gemm_known_rows); else 0.
 inline unsigned gemm_neighbours(const gemm_problem& problem, int count)
 {
   const conv_axis& axis = problem.axis[2];
-  if (problem.sets == 1)
+  const uint64_t row    = problem.sets == 1 ? (uint64_t{1} << count) - 1 : problem.present;
+  if (axis.dilation != 1 || (problem.sets == 1 && axis.stride != 1) || count > 16
+      || !gemm_row_pays(problem.set_room(), problem.form, problem.promoted))
   {
-    const bool known = axis.stride == 1 && axis.dilation == 1 && (count == 3 || count == 5 || count == 7);
-    return known ? 0x5555U & ((1U << 2 * count) - 1) : 0U;
+    return 0;
   }
-  for (const unsigned known : {0x3U, 0xeU, 0x1eU})
+  switch (problem.set_room())
   {
-    if (problem.sets == 2 && problem.paired() && problem.present == known)
-    {
-      return known;
-    }
+    case 1: return find_known_row(gemm_known_rows<1>::list{}, row);
+    case 2: return find_known_row(gemm_known_rows<2>::list{}, row);
+    case 4: return find_known_row(gemm_known_rows<4>::list{}, row);
+    default: return find_known_row(gemm_known_rows<8>::list{}, row);
   }
-  return 0;
 }
 
 /// Warps of a block that multiply.
 inline int consumer_warps(const gemm_problem& problem)
 {
-  return visit_gemm_policy(problem.columns, problem.sets, [](auto policy) { return decltype(policy)::consumers * 4; });
+  return visit_gemm_policy(problem, [](auto policy) { return decltype(policy)::consumers * 4; });
 }
 
 /// Bytes before the table of steps, for \p planes planes: control data and lists of lost inputs. A multiple of 128.
@@ -113,9 +130,8 @@ constexpr int64_t gemm_control_room(gemm_form form, int planes)
 /// Bytes in which the warps that multiply exchange outputs. A multiple of 128.
 inline int64_t gemm_exchange_room(const gemm_problem& problem)
 {
-  const int bytes = visit_gemm_policy(problem.columns, problem.sets, [](auto policy) {
-    return decltype(policy)::exchange_bytes * decltype(policy)::consumers * 4;
-  });
+  const int bytes = visit_gemm_policy(
+    problem, [](auto policy) { return decltype(policy)::exchange_bytes * decltype(policy)::consumers * 4; });
   return ceil_div(int64_t{bytes}, 128) * 128;
 }
 
@@ -143,20 +159,22 @@ inline int most_pieces(const gemm_problem& problem, int steps, int count)
   return most;
 }
 
-/// Steps per stage and room of a stage, which follow from the blocks of a chunk alone while boxes of cells are tried: each is found once.
+/// Steps per stage and room of a stage, which follow from the blocks of a chunk and the size that stages may have alone while boxes of cells are tried: each
+/// is found once.
 class stage_planner
 {
 public:
   /// \p most_shifts: of a row; \p total: bytes of shared memory.
   stage_planner(int64_t most_shifts, int64_t total) : count_(static_cast<int>(most_shifts)), total_(total) {}
 
-  /// Plans the stages of \p problem for its chunk_blocks.
-  void plan(gemm_problem& problem)
+  /// Plans the stages of \p problem for its chunk_blocks, of no more than \p bytes unless one step has more.
+  void plan(gemm_problem& problem, int64_t bytes)
   {
-    entry& known = known_.at(static_cast<std::size_t>(problem.chunk_blocks) % known_.size());
+    const std::size_t size = bytes == tuning::implicit_gemm_stage_bytes ? 0 : 1;
+    entry& known           = known_.at(size).at(static_cast<std::size_t>(problem.chunk_blocks) % known_[0].size());
     if (known.chunk_blocks != problem.chunk_blocks)
     {
-      known = find(problem);
+      known = find(problem, std::min(bytes, total_ / (size == 0 ? 8 : 16)));
     }
     problem.row_steps       = known.row_steps;
     problem.neighbours      = known.neighbours;
@@ -174,18 +192,19 @@ private:
     int stage_bytes     = 0;
   };
 
-  [[nodiscard]] entry find(const gemm_problem& problem) const
+  [[nodiscard]] entry find(const gemm_problem& problem, int64_t most) const
   {
-    const int all = problem.chunk_blocks * count_;
-    // Whole blocks at a time where the main loop has code for all shifts of one.
-    const bool fits = static_cast<int64_t>(most_pieces(problem, count_, count_)) * problem.piece_bytes()
-                   <= std::min(tuning::implicit_gemm_block_stage_bytes, total_ / 8);
-    const unsigned neighbours = fits ? gemm_neighbours(problem, count_) : 0;
+    const int all  = problem.chunk_blocks * count_;
+    const auto fit = [&](int steps, int64_t bytes) {
+      return static_cast<int64_t>(most_pieces(problem, steps, count_)) * problem.piece_bytes() <= bytes;
+    };
+    // Whole blocks at a time where the main loop has code for all shifts of one, even if that is more than asked.
+    const unsigned neighbours = fit(count_, std::min(tuning::implicit_gemm_stage_bytes, total_ / 8))
+                                ? gemm_neighbours(problem, count_)
+                                : 0;
     const int unit            = neighbours != 0 ? count_ : 1;
     int steps                 = unit;
-    while (steps + unit <= std::min(all, gemm_most_steps)
-           && static_cast<int64_t>(most_pieces(problem, steps + unit, count_)) * problem.piece_bytes()
-                <= std::min(tuning::implicit_gemm_stage_bytes, total_ / 16))
+    while (steps + unit <= std::min(all, gemm_most_steps) && fit(steps + unit, most))
     {
       steps += unit;
     }
@@ -201,7 +220,7 @@ private:
 
   int count_;
   int64_t total_;
-  std::array<entry, 64> known_;
+  std::array<std::array<entry, 64>, 2> known_;
 };
 
 /// Chooses chunks and rings for the box of \p problem in \p total bytes of shared memory; false if it does not fit.
@@ -213,6 +232,10 @@ plan_staging(gemm_problem& problem, stage_planner& planner, int64_t most_rows, i
     return (total - gemm_ring_start(problem) - int64_t{problem.ring_planes} * problem.plane_bytes())
          / problem.stage_bytes;
   };
+  const auto row_stages = [&] {
+    return most_rows * problem.row_stages(static_cast<int>(most_shifts), problem.chunk_blocks);
+  };
+  constexpr int64_t sizes[2] = {tuning::implicit_gemm_stage_bytes, tuning::implicit_gemm_small_stage_bytes};
   // The widest row alone must be addressable.
   const int64_t plane_block = int64_t{problem.rows} * problem.row_bytes();
   if (plane_block > total)
@@ -220,49 +243,64 @@ plan_staging(gemm_problem& problem, stage_planner& planner, int64_t most_rows, i
     return false;
   }
   const bool fits_whole = plane_block * blocks <= total;
-  // All channels at a time, where that leaves room for at least so many stages of weights.
+  // All channels at a time, where that leaves room for at least so many bytes of weights, or for all.
   const auto whole = [&](int planes, int64_t least) {
     problem.chunk_blocks = blocks;
     problem.ring_planes  = planes;
-    planner.plan(problem);
-    problem.phase_stages = static_cast<int>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks);
-    problem.stages       = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-    return fits_whole && planes <= 32 && stages() >= least;
+    for (const int64_t size : sizes)
+    {
+      planner.plan(problem, size);
+      problem.phase_stages = static_cast<int>(row_stages());
+      problem.stages       = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
+      const int64_t most   = std::max<int64_t>(tuning::implicit_gemm_min_stages, least / problem.stage_bytes);
+      const int64_t needed = row_stages() * problem.total_phases();
+      // Weights that stay are waited for once: the smaller their stages, the sooner the first ones are there.
+      const bool kept = problem.form != gemm_form::split && problem.channel_tiles == 1 && needed <= stages();
+      if (fits_whole && planes <= 32 && stages() >= (least > 0 ? std::min(needed, most) : most)
+          && !(kept && size == sizes[0]))
+      {
+        return true;
+      }
+    }
+    return false;
   };
-  // As few chunks of them as fit, of about the same size.
+  // As few chunks of them as fit, of about the same size, with stages of two steps if there are such.
   const auto chunked = [&](int planes) {
     problem.ring_planes = planes;
     // More than these leave no room for stages of one piece.
     const int64_t most =
       (total - gemm_control_bytes - int64_t{tuning::implicit_gemm_min_stages} * problem.piece_bytes())
       / (planes * plane_block);
-    for (problem.chunk_blocks = static_cast<int>(std::min<int64_t>(blocks - 1, most));
-         planes <= 32 && problem.chunk_blocks > 0;
-         --problem.chunk_blocks)
+    for (const int least_steps : {2, 1})
     {
-      planner.plan(problem);
-      if (stages() >= tuning::implicit_gemm_min_stages)
+      const auto fits = [&] {
+        return std::any_of(std::begin(sizes), std::end(sizes), [&](int64_t size) {
+          planner.plan(problem, size);
+          return problem.steps_per_stage >= least_steps && stages() >= tuning::implicit_gemm_min_stages;
+        });
+      };
+      for (problem.chunk_blocks = static_cast<int>(std::min<int64_t>(blocks - 1, most));
+           planes <= 32 && problem.chunk_blocks > 0;
+           --problem.chunk_blocks)
       {
-        problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
-        planner.plan(problem);
-        problem.phase_stages = problem.chunks() * static_cast<int>(most_rows)
-                             * problem.row_stages(static_cast<int>(most_shifts), problem.chunk_blocks);
-        problem.stages = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
-        return problem.stages >= 2;
+        if (fits())
+        {
+          problem.chunk_blocks = (blocks + problem.chunks() - 1) / problem.chunks();
+          const bool found     = fits();
+          problem.phase_stages = problem.chunks() * static_cast<int>(row_stages());
+          problem.stages       = static_cast<int>(std::min<int64_t>(stages(), tuning::implicit_gemm_max_stages));
+          return found;
+        }
       }
     }
     return false;
   };
-  problem.chunk_blocks = blocks;
-  planner.plan(problem);
-  const int64_t needed = static_cast<int64_t>(most_rows) * problem.row_stages(static_cast<int>(most_shifts), blocks)
-                       * problem.total_phases();
   const int twice   = 2 * problem.planes;
   const int chained = problem.tiles[0] > 1 ? std::min(problem.planes + problem.box[0], twice) : twice;
   // A tile without room for the next one's input beside its own waits for it; chunks do not, and with one phase they are staged once.
-  return whole(twice, std::min<int64_t>(needed, 8)) || whole(chained, tuning::implicit_gemm_min_stages)
-      || (problem.total_phases() == 1 && chunked(twice)) || whole(problem.planes, tuning::implicit_gemm_min_stages)
-      || chunked(twice) || chunked(problem.planes);
+  return whole(twice, tuning::implicit_gemm_ring_bytes) || whole(chained, 0)
+      || (problem.total_phases() == 1 && chunked(twice)) || whole(problem.planes, 0) || chunked(twice)
+      || chunked(problem.planes);
 }
 
 /// Fewest taps along \p axis that bring an input to an output that any does.
@@ -376,12 +414,22 @@ inline bool assign_sets(gemm_problem& problem, int sets)
   return shifts <= problem.most_shifts();
 }
 
-/// Gives the tiles of \p problem \p columns output channels each, and the input channels that these have weights for.
-inline void assign_columns(gemm_problem& problem, int columns)
+/// Most products that meet in an output.
+inline int64_t most_products(const gemm_problem& problem)
+{
+  return problem.in_per_group * most_landing_taps(problem, 0) * most_landing_taps(problem, 1)
+       * most_landing_taps(problem, 2);
+}
+
+/// Gives the tiles of \p problem \p columns output channels each, and the input channels that these have weights for. Tiles that are to hold all channels are
+/// not made narrower or shorter for the sake of long sums.
+inline void assign_columns(gemm_problem& problem, int columns, bool across_channels)
 {
   problem.columns       = columns;
   problem.channel_tiles = static_cast<int>(ceil_div(problem.out_channels, columns));
   problem.tile_inputs   = problem.in_per_group;
+  problem.promoted      = problem.form == gemm_form::split && !across_channels
+                  && most_products(problem) > tuning::implicit_gemm_longest_sum(columns);
   for (int64_t first = 0; problem.groups > 1 && first < problem.out_channels; first += columns)
   {
     const int64_t last   = std::min(first + columns, problem.out_channels) - 1;
@@ -391,17 +439,11 @@ inline void assign_columns(gemm_problem& problem, int columns)
 }
 
 /// Columns of the widest tiles that suit the channels and sets of \p problem: 32, 64 or 128.
-inline int most_columns(const gemm_problem& problem, const gemm_call& call)
+inline int most_columns(const gemm_problem& problem, bool across_channels)
 {
-  int64_t products = problem.in_per_group;
-  for (int a = 0; a < 3; ++a)
-  {
-    products *= most_landing_taps(problem, a);
-  }
-  // Long sums leave the tensor core on their way, for which few accumulators leave room.
-  const bool promoted = problem.form == gemm_form::split && products > tuning::implicit_gemm_longest_sum
-                     && !call.across_channels;
-  const int most = problem.sets > 2 ? 32 : (promoted ? 64 / problem.sets : 128);
+  const bool wide = problem.form != gemm_form::split || across_channels
+                 || most_products(problem) <= tuning::implicit_gemm_longest_sum(128);
+  const int most = problem.sets > 2 ? 32 : (wide ? 128 : 64);
   return std::min(most, problem.out_channels <= 32 ? 32 : (problem.out_channels <= 64 ? 64 : 128));
 }
 
@@ -412,8 +454,8 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
   const double none         = std::numeric_limits<double>::infinity();
   const int64_t most_rows   = most_landing_taps(problem, 0) * most_landing_taps(problem, 1);
   const int64_t most_shifts = problem.sets > 1 ? problem.shifts(0) : most_landing_taps(problem, 2);
-  const int rows = visit_gemm_policy(problem.columns, problem.sets, [](auto policy) { return decltype(policy)::rows; });
-  const int64_t cells[3] = {problem.axis[0].cells(), problem.axis[1].cells(), problem.axis[2].cells()};
+  const int rows            = visit_gemm_policy(problem, [](auto policy) { return decltype(policy)::rows; });
+  const int64_t cells[3]    = {problem.axis[0].cells(), problem.axis[1].cells(), problem.axis[2].cells()};
   int64_t span[3];
   for (int a = 0; a < 3; ++a)
   {
@@ -432,8 +474,10 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
   const double products = pieces * count * 32.0 * problem.columns / 64.0 * rows / 64.0;
   const double steps    = static_cast<double>(problem.axis[0].kernel) * static_cast<double>(problem.axis[1].kernel)
                      * static_cast<double>(most_shifts) * problem.blocks();
-  const double multiply = problem.sets > 2 ? products * costs::gemm_many_sets + steps * costs::gemm_many_sets_step
-                                           : products;
+  const bool known      = problem.set_room() == 8 && gemm_neighbours(problem, static_cast<int>(most_shifts)) != 0;
+  const double multiply = problem.sets <= 2 ? products
+                        : known             ? products + steps * costs::gemm_known_step
+                                            : products * costs::gemm_many_sets + steps * costs::gemm_many_sets_step;
   const double outputs  = static_cast<double>(problem.total_phases()) * problem.sets * rows * problem.columns;
   const bool single     = problem.form == gemm_form::split || problem.form == gemm_form::tf32;
   const bool exchanged  = problem.sets > 2 && call.output != layout::channels_last;
@@ -543,10 +587,10 @@ inline gemm_plan plan_implicit_gemm(const conv_transpose_shape<3>& shape,
     }
     // Narrow tiles stage their input more often, but there are more of them.
     double best = std::numeric_limits<double>::infinity();
-    for (int columns = most_columns(assigned, call); columns >= 32; columns /= 2)
+    for (int columns = most_columns(assigned, call.across_channels); columns >= 32; columns /= 2)
     {
       gemm_problem candidate = assigned;
-      assign_columns(candidate, columns);
+      assign_columns(candidate, columns, call.across_channels);
       const double cycles = plan_tiles(candidate, call, machine.shared_bytes);
       if (!(cycles < best * tuning::engine_costs::gemm_narrower))
       {

@@ -9,6 +9,8 @@
 #include "../detail/launch.cuh"
 #include "../thread/specialise.hpp"
 
+#include <type_traits>
+
 TCONV_CUDA_NAMESPACE_BEGIN
 
 namespace kernel
@@ -422,6 +424,20 @@ TCONV_DEVICE void stream_weights(
       const gemm_phase& phase = p < gemm_problem::listed ? problem.list[p] : list[p];
       const int rows          = phase.taps[0] * phase.taps[1];
       const int shifts        = phase.shifts;
+      // This warp must keep up with all others: stages of whole blocks of channels, as most are, have as many pieces as each
+      // other.
+      const auto pieces_at = [&](int shift) {
+        const int room = problem.set_room();
+        return __popc(static_cast<unsigned>(problem.present >> (room * shift)) & ((1U << room) - 1));
+      };
+      int common = 0;
+      if (problem.sets > 1 && shifts > 0 && at_once % shifts == 0)
+      {
+        for (int j = 0; j < shifts; ++j)
+        {
+          common += at_once / shifts * pieces_at(j);
+        }
+      }
       for (int chunk = 0; chunk < chunks; ++chunk)
       {
         const int steps = problem.blocks_of(chunk) * shifts;
@@ -429,8 +445,18 @@ TCONV_DEVICE void stream_weights(
         {
           for (int step = 0; step < steps; step += at_once)
           {
-            const int end    = step + at_once < steps ? step + at_once : steps;
-            const int count  = problem.pieces_of_steps(end, shifts) - problem.pieces_of_steps(step, shifts);
+            const int end = step + at_once < steps ? step + at_once : steps;
+            int count     = problem.sets == 1 ? end - step : common;
+            if (problem.sets > 1 && (step + at_once > steps || common == 0))
+            {
+              count     = 0;
+              int shift = step % shifts;
+              for (int i = step; i < end; ++i)
+              {
+                count += pieces_at(shift);
+                shift = shift + 1 < shifts ? shift + 1 : 0;
+              }
+            }
             const auto bytes = static_cast<unsigned>(count * pieces);
             if (filled)
             {
@@ -463,16 +489,23 @@ TCONV_DEVICE int slot_of_plane(const gemm_problem& problem, int first_plane, int
   return first_plane + e < problem.ring_planes ? first_plane + e : first_plane + e - problem.ring_planes;
 }
 
-/// The exponent for inputs of which \p peak is the largest magnitude, where \p exponent does not suit them. It does where they stay below 60000 and, unless
+/// Whether inputs of which \p peak is the largest magnitude are fp16 numbers when they have been multiplied by 2^exponent.
+TCONV_DEVICE bool fits_scaled(float peak, int exponent)
+{
+  return peak * block::power_of_two(exponent) < 60000.0f;
+}
+
+/// The exponent for inputs of which \p peak is the largest magnitude, where \p exponent does not suit them. It does where they fit and, unless
 /// \p growing, are not much smaller.
 TCONV_DEVICE int suitable_exponent(float peak, int exponent, bool growing)
 {
-  const float scaled = peak * block::power_of_two(exponent);
-  if (peak == 0.0f || (scaled < 60000.0f && (scaled >= 2048.0f || growing)))
+  const bool small = peak * block::power_of_two(exponent) < 2048.0f;
+  if (peak == 0.0f || (fits_scaled(peak, exponent) && (!small || growing)))
   {
     return exponent;
   }
-  const int wanted = 13 - ilogbf(peak); // the largest in [2^13, 2^14): room for tiles with larger inputs
+  // The largest in [2^13, 2^14): room for tiles with larger inputs.
+  const int wanted = block::first_exponent - ilogbf(peak);
   return wanted < -60 ? -60 : (wanted > 60 ? 60 : wanted);
 }
 
@@ -541,13 +574,13 @@ TCONV_DEVICE int stage_first_tile(const gemm_problem& problem, int tile, const I
     {
       peak = fmaxf(peak, control.plane_peak[slot_of_plane(problem, first_plane, e)][0]);
     }
+    __syncthreads(); // everyone has read the peaks
     const int wanted = suitable_exponent(peak, exponent, false);
     if (wanted == exponent)
     {
-      return peak * block::power_of_two(exponent) < 60000.0f ? exponent : not_staged; // beyond every exponent
+      return fits_scaled(peak, exponent) ? exponent : not_staged; // beyond every exponent
     }
     exponent = wanted;
-    __syncthreads(); // everyone has read the peaks
   }
   return not_staged;
 }
@@ -659,7 +692,7 @@ stage_tiles(const gemm_problem& problem, int first_tile, int last_tile, const In
         const int wanted = suitable_exponent(peak, exponent, chunk > 0);
         if (wanted == exponent)
         {
-          one_by_one = one_by_one || peak * block::power_of_two(exponent) >= 60000.0f; // beyond every exponent
+          one_by_one = one_by_one || !fits_scaled(peak, exponent); // beyond every exponent
           break;
         }
         exponent = wanted;
@@ -750,7 +783,7 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
         const auto weights = products::template locate<Form, Policy::columns>(block::gemm_memory() + problem.ring_at
                                                                               + place.slot * problem.stage_bytes);
         const int now      = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
-        if constexpr (Form == gemm_form::split && Policy::promoted)
+        if constexpr (Form == gemm_form::split && Policy::promoted && !Policy::promoted_steps)
         {
           // The tensor core truncates: what it adds up is a stage, no more.
           block::gemm_accumulators<Policy> stage;
@@ -832,11 +865,15 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
           }
         }
       }
-      exponent = state.tile.exponent;
-      block::visit_steps<Policy, Form>(problem, [&](auto steps) {
+      exponent            = state.tile.exponent;
+      const auto multiply = [&](auto steps) {
         multiply_rows<Policy, Form, typename decltype(steps)::type>(
           sums, problem, phase, problem.blocks_of(chunk), state.tile.first_plane, state.place);
-      });
+      };
+      using known_rows = std::conditional_t<gemm_row_pays(Policy::sets, Form, Policy::promoted),
+                                            typename gemm_known_rows<Policy::sets>::list,
+                                            unsigned_list<>>;
+      block::visit_steps<Policy, Form>(problem, multiply, known_rows{});
       if (chunks > 1 && chunk + 1 < chunks)
       {
         state.release_segment();

@@ -173,7 +173,7 @@ template <gemm_form Form, class In, class Finish>
     {
       return s;
     }
-    return detail::visit_gemm_policy<instruction>(p.columns, p.sets, [&](auto policy) -> status {
+    return detail::visit_gemm_policy<Form, instruction>(p, [&](auto policy) -> status {
       using policy_type = decltype(policy);
       return launch("tconv::kernel::implicit_gemm",
                     kernel::implicit_gemm<policy_type, Form, Finish, In>,

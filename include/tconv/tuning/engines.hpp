@@ -48,6 +48,8 @@ struct engine_costs
   /// 760 and 937 a step for 171, 341 and 512 of products).
   static constexpr double gemm_many_sets      = 1.4;
   static constexpr double gemm_many_sets_step = 220.0;
+  /// More than four phases in rows that the main loop has code of its own for: the products, and cycles of a step beside them (k16 s8 in bf16: 418 a step for 171).
+  static constexpr double gemm_known_step = 80.0;
   /// Per output whose logits are stored and finished by another kernel: 8 bytes of copy.
   static constexpr double logits = 2e-9;
   /// Per weight.

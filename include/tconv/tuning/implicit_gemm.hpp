@@ -32,7 +32,12 @@ namespace tuning
 
 /// The register tile and the warps of one kernel: each consumer warpgroup multiplies 64 cells by all columns, for one phase along w
 /// or for all of a stride up to 8; one more warpgroup copies. Tiles do not depend on the instruction, and on an H200 neither does a bit of the sums.
-template <int Columns, int Sets, gemm_instruction Instruction = gemm_instruction::warpgroup>
+///
+/// Promoted, in the split form: sums are kept beside the accumulators of the tensor core, which truncates. Where they have room for it, always.
+template <int Columns,
+          int Sets,
+          gemm_instruction Instruction = gemm_instruction::warpgroup,
+          bool Promoted                = Sets* Columns <= 64>
 struct implicit_gemm_policy
 {
   /// What multiplies.
@@ -44,11 +49,12 @@ struct implicit_gemm_policy
   static constexpr int sets = Sets;
   /// Accumulators of a thread.
   static constexpr int accumulators = Sets * Columns / 2;
-  /// Split form: sums are kept beside the accumulators of the tensor core, which truncates, where registers allow. Chains of 3360
-  /// products in it were at 11 times the error of fp32 FMAs.
-  static constexpr bool promoted = accumulators <= 32;
-  /// Four warpgroups while a thread holds 64 accumulators: one's epilogue runs under the others' products.
-  static constexpr int consumers = accumulators <= 64 ? 4 : 2;
+  /// Products that the tensor core adds up before they join sums beside it: those of a stage of weights; where a thread has no room for twice its
+  /// accumulators, those of a step for 32 columns.
+  static constexpr bool promoted       = Promoted;
+  static constexpr bool promoted_steps = Promoted && accumulators > 64;
+  /// Four warpgroups while a thread holds 64 numbers: one's epilogue runs under the others' products.
+  static constexpr int consumers = accumulators * (Promoted ? 2 : 1) <= 64 ? 4 : 2;
   static constexpr int rows      = consumers * 64; ///< cells of a tile
   /// Bytes of shared memory in which the lanes of a warp exchange outputs before they store them, channels first; see fragment_exchange. None
   /// where a thread's outputs are few enough to be stored at once, or exchanged by shuffles.
@@ -64,7 +70,10 @@ struct implicit_gemm_policy
   /// Instructions of a warp are waited for one by one, so that there is nothing to gain.
   template <int Registers>
   static constexpr int steps_at_once = Instruction == gemm_instruction::warp ? 1
-                                     : accumulators > 32                     ? (Registers <= 4 ? 2 : 1)
+                                     : accumulators > 64                     ? (Registers <= 4   ? 3
+                                                                                : Registers <= 8 ? 1
+                                                                                                 : 2)
+                                     : accumulators > 32                     ? (Registers <= 4 && Sets < 4 ? 2 : 1)
                                      : Registers <= 4                        ? 4
                                      : Registers <= 8                        ? 2
                                                                              : (accumulators <= 16 ? 2 : 1);
@@ -74,20 +83,26 @@ struct implicit_gemm_policy
   static constexpr int producer_registers = consumers == 4 ? 64 : 72;
 };
 
-/// Split form: products that accumulators of the tensor core may add up alone; longer sums get tiles of few enough columns for
-/// sums beside them (promoted). Of 64 accumulators, sums of 384 products were within twice the error of PyTorch's (L1_64), of 864 and 960 at 10
-/// and 8 times it (L1_77, L1_69); with half the columns they take 11 and 19 % more time.
-inline constexpr int64_t implicit_gemm_longest_sum = 512;
+/// Split form: products that accumulators of the tensor core may add up alone in tiles of \p columns; longer sums are promoted, for which there are no tiles
+/// of 128 columns. Largest error of alone and promoted sums of U(0,1) inputs: 256 products 1.9e-6 and 3.6e-7 (k4 s2, 128->64; PyTorch 0.8e-6 to 1.0e-6),
+/// 384 2.5e-6 and 3.6e-7 (L1_64; PyTorch 1.6e-6), 1,024 2.8e-6 and 2.7e-7 (k16 s8; PyTorch 0.8e-6). They cost 9 % more time in tiles of 64 columns and
+/// two phases (k4 s2), 60 % where tiles of 128 columns become two (3D k2 s2, 256->128).
+constexpr int64_t implicit_gemm_longest_sum(int columns)
+{
+  return columns == 128 ? 384 : 192;
+}
 
 /// Dynamic shared memory of a block: one block per multiprocessor. What compute capability 9.0 has; others have less.
 inline constexpr int implicit_gemm_shared_bytes = 227 * 1024;
-/// Bytes of one stage of weights, at most, and no more than a sixteenth of the shared memory, unless one step needs more.
-inline constexpr int64_t implicit_gemm_stage_bytes = int64_t{12} * 1024;
-/// And of one that holds all shifts of a block of channels, where that is no more than an eighth of the shared memory.
-inline constexpr int64_t implicit_gemm_block_stage_bytes = int64_t{24} * 1024;
-/// Stages of weights: at least, and as many as are worth having.
-inline constexpr int implicit_gemm_min_stages = 4;
-inline constexpr int implicit_gemm_max_stages = 32;
+/// Bytes of one stage of weights, at most, and no more than an eighth of the shared memory, unless one step needs more. Each is waited for, and in the
+/// split form added to sums: with half of it L1_57 takes 3 % more time in the split form, 3D k2 s2 256->128 18 % in bf16, 2D k4 s2 128->128 40 % in TF32.
+inline constexpr int64_t implicit_gemm_stage_bytes = int64_t{24} * 1024;
+/// Half of it, and of that share, where that lets more of the input wait beside them.
+inline constexpr int64_t implicit_gemm_small_stage_bytes = implicit_gemm_stage_bytes / 2;
+/// Stages of weights: at least, and as many as are worth having. Bytes of them that leave the input of the next tile its place, if there are as many.
+inline constexpr int implicit_gemm_min_stages     = 4;
+inline constexpr int64_t implicit_gemm_ring_bytes = int64_t{96} * 1024;
+inline constexpr int implicit_gemm_max_stages     = 32;
 /// The packing kernel: columns that a group of blocks packs together, a cluster with wgmma.
 inline constexpr int implicit_gemm_pack_columns = 8;
 inline constexpr int implicit_gemm_pack_cluster = 8;
