@@ -6,8 +6,6 @@
 
 #include "config.hpp"
 
-#include <cstdint>
-
 TCONV_NAMESPACE_BEGIN
 
 namespace detail

@@ -87,7 +87,7 @@ struct implicit_gemm_policy
 /// of 128 columns. Largest error of alone and promoted sums of U(0,1) inputs: 256 products 1.9e-6 and 3.6e-7 (k4 s2, 128->64; PyTorch 0.8e-6 to 1.0e-6),
 /// 384 2.5e-6 and 3.6e-7 (L1_64; PyTorch 1.6e-6), 1,024 2.8e-6 and 2.7e-7 (k16 s8; PyTorch 0.8e-6). They cost 9 % more time in tiles of 64 columns and
 /// two phases (k4 s2), 60 % where tiles of 128 columns become two (3D k2 s2, 256->128).
-constexpr int64_t implicit_gemm_longest_sum(int columns)
+TCONV_HOST_DEVICE constexpr int64_t implicit_gemm_longest_sum(int columns)
 {
   return columns == 128 ? 384 : 192;
 }
