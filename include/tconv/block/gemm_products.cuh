@@ -96,17 +96,14 @@ struct gemm_products<gemm_instruction::warp>
   {}
   TCONV_DEVICE static void end() {}
 
-  /// From the first column to column number \p count, a multiple of 16.
-  TCONV_DEVICE static constexpr weights columns(int count) { return 2 * count; }
-
-  /// sums += a * piece, for one step of \p Form; a piece of Columns columns, of which the sums have some.
-  template <gemm_form Form, int Columns, int Sums, int Count>
-  TCONV_DEVICE static void multiply(float (&sums)[Sums], const unsigned (&a)[Count][4], weights b)
+  /// sums += a * piece, for one step of \p Form.
+  template <gemm_form Form, int Columns, int Count>
+  TCONV_DEVICE static void multiply(float (&sums)[Columns / 2], const unsigned (&a)[Count][4], weights b)
   {
     // An 8 x 8 matrix is 8 columns and half of K.
     constexpr int columns = gemm_form_traits::of(Form).terms == 2 ? 8 : 16;
     TCONV_PRAGMA_UNROLL
-    for (int j = 0; j < 2 * Sums / columns; ++j)
+    for (int j = 0; j < Columns / columns; ++j)
     {
       unsigned matrices[4];
       load_matrices(matrices, (b + 2 * columns * j) * 16);
@@ -217,33 +214,29 @@ struct gemm_products<gemm_instruction::warpgroup>
     wgmma::wait<0>();
   }
 
-  /// See gemm_products<warp>.
-  TCONV_DEVICE static constexpr weights columns(int count) { return 2 * count; }
-
-  /// See gemm_products<warp>. Small products first.
-  template <gemm_form Form, int Columns, int Sums, int Count>
-  TCONV_DEVICE static void multiply(float (&sums)[Sums], const unsigned (&a)[Count][4], weights b)
+  /// sums += a * piece, for one step of \p Form. Small products first.
+  template <gemm_form Form, int Columns, int Count>
+  TCONV_DEVICE static void multiply(float (&sums)[Columns / 2], const unsigned (&a)[Count][4], weights b)
   {
     constexpr uint64_t term = Columns * 32 / 16;
-    constexpr int width     = 2 * Sums;
     if constexpr (Form == gemm_form::split)
     {
-      wgmma::multiply_fp16<width>(sums, a[1], b);
-      wgmma::multiply_fp16<width>(sums, a[2], b + term);
-      wgmma::multiply_fp16<width>(sums, a[0], b);
+      wgmma::multiply_fp16<Columns>(sums, a[1], b);
+      wgmma::multiply_fp16<Columns>(sums, a[2], b + term);
+      wgmma::multiply_fp16<Columns>(sums, a[0], b);
     }
     else if constexpr (Form == gemm_form::tf32)
     {
-      wgmma::multiply_tf32<width>(sums, a[0], b);
-      wgmma::multiply_tf32<width>(sums, a[1], b + term);
+      wgmma::multiply_tf32<Columns>(sums, a[0], b);
+      wgmma::multiply_tf32<Columns>(sums, a[1], b + term);
     }
     else if constexpr (Form == gemm_form::bf16)
     {
-      wgmma::multiply_bf16<width>(sums, a[0], b);
+      wgmma::multiply_bf16<Columns>(sums, a[0], b);
     }
     else
     {
-      wgmma::multiply_fp16<width>(sums, a[0], b);
+      wgmma::multiply_fp16<Columns>(sums, a[0], b);
     }
   }
 

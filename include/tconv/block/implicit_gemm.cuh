@@ -1023,34 +1023,28 @@ multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)
 }
 
 /// Split form: multiplies a step for set number \p Set, whose weights begin at \p b and move on. The products join the sums outside of the tensor core,
-/// which truncates: those of 32 columns at a time, for which there are registers.
+/// which truncates.
 template <class Policy, gemm_form Form, int Set>
 TCONV_DEVICE void
 multiply_promoted(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragment)[1], packed_weights<Policy>& b)
 {
-  using products                         = gemm_products<Policy::instruction>;
-  constexpr int part                     = 32;
-  constexpr packed_weights<Policy> piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  using products = gemm_products<Policy::instruction>;
+  float now[Policy::columns / 2];
   TCONV_PRAGMA_UNROLL
-  for (int first = 0; first < Policy::columns; first += part)
+  for (float& v : now)
   {
-    float now[part / 2];
-    TCONV_PRAGMA_UNROLL
-    for (float& v : now)
-    {
-      v = 0.0f;
-      asm volatile("" : "+f"(v)); // in its register before products begin
-    }
-    products::begin(fragment);
-    products::template multiply<Form, Policy::columns>(now, fragment[0].a, b + products::columns(first));
-    products::end();
-    TCONV_PRAGMA_UNROLL
-    for (int i = 0; i < part / 2; ++i)
-    {
-      sums[Set][first / 2 + i] += now[i];
-    }
+    v = 0.0f;
+    asm volatile("" : "+f"(v)); // in its register before products begin
   }
-  b += piece;
+  products::begin(fragment);
+  products::template multiply<Form, Policy::columns>(now, fragment[0].a, b);
+  products::end();
+  TCONV_PRAGMA_UNROLL
+  for (int i = 0; i < Policy::columns / 2; ++i)
+  {
+    sums[Set][i] += now[i];
+  }
+  b += gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
 }
 
 /// The table of steps; those of phase group g begin at g * row_steps.
@@ -1112,7 +1106,7 @@ struct tabulated_steps
         if constexpr (Form == gemm_form::split && Policy::promoted_steps)
         {
           fragment[0].complete();
-          multiply_each_promoted<0>(sums, fragment, sets, b);
+          multiply_each<0, Policy::sets>(sums, fragment, sets, b);
         }
         else if constexpr (Policy::sets > 2)
         {
@@ -1179,26 +1173,18 @@ private:
   {
     if ((sets >> First & 1) != 0)
     {
-      multiply_steps<Policy, Form, uint64_t{1} << First>(sums, fragment, b);
+      if constexpr (Form == gemm_form::split && Policy::promoted_steps)
+      {
+        multiply_promoted<Policy, Form, First>(sums, fragment, b);
+      }
+      else
+      {
+        multiply_steps<Policy, Form, uint64_t{1} << First>(sums, fragment, b);
+      }
     }
     if constexpr (First + 1 < Last)
     {
       multiply_each<First + 1, Last>(sums, fragment, sets, b);
-    }
-  }
-  template <int Set>
-  TCONV_DEVICE static void multiply_each_promoted(gemm_accumulators<Policy>& sums,
-                                                  gemm_fragment<Form> (&fragment)[1],
-                                                  int sets,
-                                                  packed_weights<Policy>& b)
-  {
-    if ((sets >> Set & 1) != 0)
-    {
-      multiply_promoted<Policy, Form, Set>(sums, fragment, b);
-    }
-    if constexpr (Set + 1 < Policy::sets)
-    {
-      multiply_each_promoted<Set + 1>(sums, fragment, sets, b);
     }
   }
   /// Groups of Count steps of one set, as many as \p steps has, which are taken off it; \p b moves on. The products of a group are waited for

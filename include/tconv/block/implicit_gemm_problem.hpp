@@ -66,8 +66,7 @@ TCONV_HOST_DEVICE constexpr unsigned gemm_present(int room, int stride, int kern
   return present;
 }
 
-/// Whether code of its own pays for rows with \p room phases: where several steps are multiplied at once, or added to sums at once. The weights of a block of
-/// channels are more, the larger the stride.
+/// Whether code of its own pays for rows with \p room phases: where several steps are multiplied at once, or added to sums at once.
 TCONV_HOST_DEVICE constexpr bool gemm_row_pays(int room, gemm_form form, bool promoted)
 {
   return room < 4 || gemm_form_traits::of(form).terms == 1 || (room == 4 && promoted);

@@ -100,8 +100,8 @@ constexpr unsigned find_known_row(unsigned_list<Known...> /*known*/, uint64_t ro
 inline unsigned gemm_neighbours(const gemm_problem& problem, int count)
 {
   const conv_axis& axis = problem.axis[2];
-  const uint64_t row    = problem.sets == 1 ? (uint64_t{1} << count) - 1 : problem.present;
-  if (axis.dilation != 1 || (problem.sets == 1 && axis.stride != 1) || count > 16
+  const uint64_t row    = problem.sets == 1 ? low_bits(~uint64_t{0}, count) : problem.present;
+  if (axis.dilation != 1 || (problem.sets == 1 && axis.stride != 1)
       || !gemm_row_pays(problem.set_room(), problem.form, problem.promoted))
   {
     return 0;

@@ -50,7 +50,7 @@ struct implicit_gemm_policy
   /// Accumulators of a thread.
   static constexpr int accumulators = Sets * Columns / 2;
   /// Products that the tensor core adds up before they join sums beside it: those of a stage of weights; where a thread has no room for twice its
-  /// accumulators, those of a step for 32 columns.
+  /// accumulators, those of a step and a phase.
   static constexpr bool promoted       = Promoted;
   static constexpr bool promoted_steps = Promoted && accumulators > 64;
   /// Four warpgroups while a thread holds 64 numbers: one's epilogue runs under the others' products.
