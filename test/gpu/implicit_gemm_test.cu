@@ -20,6 +20,7 @@
 #include <limits>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 namespace
 {
@@ -295,7 +296,7 @@ TEST_F(TCONV_TEST_SUITE, awkward_shapes)
 TEST_F(TCONV_TEST_SUITE, long_sums_in_all_tiles)
 {
   std::array<bool, 9> promoted{}; // by phases in a thread
-  std::vector<unsigned> rows;
+  std::vector<std::pair<int, unsigned>> rows;
   std::uint32_t seed = 600;
   for (const shape3& shape : shapes_of_long_sums())
   {
@@ -309,7 +310,7 @@ TEST_F(TCONV_TEST_SUITE, long_sums_in_all_tiles)
       {
         promoted.at(static_cast<std::size_t>(plan.problem.set_room())) = true;
       }
-      rows.push_back(plan.problem.neighbours);
+      rows.emplace_back(plan.problem.unit, plan.problem.neighbours);
       EXPECT_TRUE((check_random<how, decltype(in), decltype(out)>(shape, seed)));
     });
   }
@@ -317,16 +318,91 @@ TEST_F(TCONV_TEST_SUITE, long_sums_in_all_tiles)
   {
     EXPECT_TRUE(promoted.at(room)) << room;
   }
-  for (const unsigned row : {tconv::gemm_present(2, 2, 4, 1),
-                             tconv::gemm_present(4, 3, 3, 0),
-                             tconv::gemm_present(4, 4, 4, 0),
-                             tconv::gemm_present(4, 4, 8, 2),
-                             tconv::gemm_present(8, 5, 10, 2),
-                             tconv::gemm_present(8, 8, 8, 0),
-                             tconv::gemm_present(8, 8, 16, 4)})
+  // By phases of a unit.
+  const std::pair<int, unsigned> known[] = {{1, tconv::gemm_present(2, 2, 4, 1)},
+                                            {1, tconv::gemm_present(4, 3, 3, 0)},
+                                            {1, tconv::gemm_present(4, 4, 4, 0)},
+                                            {1, tconv::gemm_present(4, 4, 8, 2)},
+                                            {1, tconv::gemm_present(8, 5, 10, 2)},
+                                            {4, tconv::gemm_present(2, 2, 2, 0)},
+                                            {4, tconv::gemm_present(2, 2, 4, 1)}};
+  for (const auto& row : known)
   {
-    EXPECT_EQ(std::count(rows.begin(), rows.end(), row) > 0, true) << row;
+    EXPECT_NE(std::count(rows.begin(), rows.end(), row), 0) << row.first << " " << row.second;
   }
+}
+
+// Pairs of groups of products, a group more and a block of channels more, in tiles of 128 columns and of 4 x 32.
+TEST_F(TCONV_TEST_SUITE, operands_loaded_ahead)
+{
+  const shape3 shapes[] = {make_shape<3>({3, 88, 100, 1}, {1, 1, 9000}, {1, 1, 2}, {1, 1, 2}),
+                           make_shape<3>({2, 72, 100, 1}, {1, 1, 9002}, {1, 1, 2}, {1, 1, 2}),
+                           make_shape<3>({2, 72, 100, 1}, {1, 1, 9001}, {1, 1, 4}, {1, 1, 2}, {0, 0, 1}),
+                           make_shape<3>({2, 64, 100, 1}, {1, 2, 4504}, {1, 2, 4}, {1, 1, 2}, {0, 0, 1}),
+                           make_shape<3>({2, 72, 100, 1}, {1, 1, 9000}, {1, 1, 3}, {1, 1, 2}, {0, 0, 1}, {0, 0, 1}),
+                           make_shape<3>({2, 176, 96, 1}, {1, 5, 200}, {1, 1, 16}, {1, 1, 8}, {0, 0, 4}),
+                           make_shape<3>({2, 72, 33, 1}, {1, 3, 36}, {1, 3, 8}, {1, 1, 8}, {0, 1, 0})};
+  std::array<int, 4> ahead{}; // by form
+  std::uint32_t seed = 700;
+  for (const shape3& shape : shapes)
+  {
+    seed += 4; // all phases in a thread
+    for_each_form([&](auto form, auto in, auto out) {
+      constexpr gemm_form how = decltype(form)::value;
+      const auto plan         = tconv::detail::plan_implicit_gemm(
+        shape, how, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
+      ASSERT_TRUE(plan.supported) << to_string(shape);
+      const tconv::gemm_problem& p = plan.problem;
+      ahead.at(static_cast<std::size_t>(how)) += p.neighbours != 0
+                                              && tconv::detail::visit_gemm_policy(p, [&](auto policy) {
+                                                   return tconv::gemm_group<decltype(policy)>(how, p.neighbours).ahead;
+                                                 });
+      EXPECT_TRUE((check_random<how, decltype(in), decltype(out)>(shape, seed)));
+      EXPECT_TRUE((check_random<how, decltype(in), decltype(out)>(shape, seed, 0, tconv::layout::channels_last)));
+    });
+  }
+  EXPECT_EQ(ahead.at(static_cast<std::size_t>(gemm_form::fp16)), 7);
+  EXPECT_EQ(ahead.at(static_cast<std::size_t>(gemm_form::bf16)), 7);
+  EXPECT_GE(ahead.at(static_cast<std::size_t>(gemm_form::tf32)), 2);
+}
+
+// Rows that are runs of 8 elements, of all lengths of what a warp stages at once, and tensors that begin on 8 elements, on 4 and on any; channels that fill
+// their blocks and channels that do not; one plane and several.
+TEST_F(TCONV_TEST_SUITE, rows_of_runs_of_eight)
+{
+  int runs           = 0;
+  std::uint32_t seed = 800;
+  for (const std::int64_t width : {8, 16, 24, 32, 40, 72, 136, 520})
+  {
+    for (const std::int64_t channels : {8, 16, 17, 40})
+    {
+      for (const std::int64_t stride : {1, 2, 3})
+      {
+        const shape3 shape = make_shape<3>({2, channels, 24, 1},
+                                           {width < 70 ? 3 : 1, width < 500 ? 5 : 1, width},
+                                           {width < 70 ? 2 : 1, width < 500 ? 3 : 1, 3},
+                                           {1, 1, stride},
+                                           {0, 0, 1});
+        ++seed;
+        const auto check = [&](auto form, auto in) {
+          constexpr gemm_form how = decltype(form)::value;
+          const auto plan         = tconv::detail::plan_implicit_gemm(
+            shape, how, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
+          runs += plan.problem.run == 8 ? 1 : 0;
+          for (const auto order : {tconv::layout::channels_first, tconv::layout::channels_last})
+          {
+            for (const std::int64_t misalignment : {0, 4, 1})
+            {
+              EXPECT_TRUE((check_random<how, decltype(in), decltype(in)>(shape, seed, misalignment, order)));
+            }
+          }
+        };
+        check(std::integral_constant<gemm_form, gemm_form::fp16>{}, __half{});
+        check(std::integral_constant<gemm_form, gemm_form::bf16>{}, __nv_bfloat16{});
+      }
+    }
+  }
+  EXPECT_EQ(runs, 2 * 8 * 4 * 3);
 }
 
 TEST_F(TCONV_TEST_SUITE, unaligned_and_channels_last)
@@ -430,7 +506,9 @@ TEST_F(TCONV_TEST_SUITE, split_sums_of_a_sign_do_not_drift)
     make_shape<3>({1, 64, 64, 1}, {1, 12, 36}, {1, 7, 7}),
     make_shape<3>({1, 64, 128, 1}, {1, 12, 36}, {1, 7, 7}),
     make_shape<3>({1, 32, 64, 1}, {5, 6, 20}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {0, 0, 0}, {2, 2, 2}),
-    make_shape<3>({1, 32, 32, 1}, {5, 6, 20}, {5, 5, 5}, {2, 2, 2})};
+    make_shape<3>({1, 32, 32, 1}, {5, 6, 20}, {5, 5, 5}, {2, 2, 2}),
+    make_shape<3>({1, 512, 48, 1}, {1, 1, 300}, {1, 1, 8}, {1, 1, 4}, {0, 0, 2}),
+    make_shape<3>({1, 512, 48, 1}, {1, 1, 300}, {1, 1, 16}, {1, 1, 8}, {0, 0, 4})};
   for (const shape3& s : shapes)
   {
     SCOPED_TRACE(to_string(s));

@@ -45,7 +45,8 @@ void check_phase(const gemm_problem& problem, int index)
       {
         continue;
       }
-      ++pieces;
+      pieces += set % problem.unit == 0 ? 1 : 0; // the others of the unit land with it
+      ASSERT_GE(problem.tap(phase.along[2], s % phase.shifts, set / problem.unit * problem.unit), 0);
       ASSERT_EQ(problem.axis[2].tap_phase(tap), phase.along[2] + set);
       const auto position = static_cast<int>(problem.left - problem.axis[2].tap_shift(tap));
       ASSERT_GE(position, 0);
@@ -65,13 +66,14 @@ void check_phase(const gemm_problem& problem, int index)
     ASSERT_EQ(problem.steps_per_stage % phase.shifts, 0);
     ASSERT_EQ(problem.first_step.first, problem.step(phase.first_step).first);
     ASSERT_EQ(problem.first_step.second, problem.step(phase.first_step).second);
-    const int room = problem.set_room();
+    const int room = problem.unit_room();
     ASSERT_EQ(problem.neighbours >> (room * phase.shifts), 0U);
     for (int s = 0; s < phase.shifts; ++s)
     {
       for (int set = 0; set < problem.sets; ++set)
       {
-        ASSERT_EQ((problem.neighbours >> (room * s + set) & 1U) != 0, problem.tap(phase.along[2], s, set) >= 0);
+        ASSERT_EQ(
+          (problem.neighbours >> (room * s + set / problem.unit) & 1U) != 0, problem.tap(phase.along[2], s, set) >= 0);
       }
       if (s > 0)
       {
@@ -97,7 +99,7 @@ void check_phase(const gemm_problem& problem, int index)
   }
   if (rows > 0)
   {
-    ASSERT_EQ(taps, problem.pieces_before(phase.shifts));
+    ASSERT_EQ(taps, problem.pieces_before(phase.shifts) * problem.unit);
   }
   for (int d = 0; d < phase.taps[0]; ++d)
   {
@@ -118,6 +120,7 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
   random_stream random(4711);
   int supported = 0;
   std::array<int, gemm_problem::most_sets + 1> sets{};
+  std::array<int, 9> runs{};
   for (int i = 0; i < 3000; ++i)
   {
     const bool flat = random.integer(1, 6) == 1;
@@ -168,6 +171,12 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
     ASSERT_LE(plan.shared_bytes, machine.shared_bytes);
     ASSERT_GE(problem.stages, 2);
     ASSERT_GE(problem.ring_planes, problem.planes);
+    // Runs of x are staged as a whole, or are none of it.
+    ASSERT_EQ(problem.axis[2].in % problem.run, 0);
+    ASSERT_EQ(problem.left % problem.run, 0);
+    ASSERT_EQ(problem.width % std::max(problem.run, 4), 0);
+    ASSERT_TRUE(problem.box[2] % problem.run == 0 || problem.tiles[2] == 1);
+    ++runs.at(static_cast<std::size_t>(problem.run));
     for (int a = 0; a < 3; ++a)
     {
       ASSERT_GE(static_cast<std::int64_t>(problem.tiles[a]) * problem.box[a], problem.axis[a].cells());
@@ -178,6 +187,10 @@ TEST(implicit_gemm_plan, packing_streaming_and_multiplying_agree)
     }
   }
   EXPECT_GT(supported, 1500);
+  for (const std::size_t run : {1U, 4U, 8U})
+  {
+    EXPECT_GT(runs.at(run), 20) << run;
+  }
   for (int i = 1; i <= gemm_problem::most_sets; ++i)
   {
     EXPECT_GT(sets.at(static_cast<std::size_t>(i)), 20) << i;
@@ -210,26 +223,15 @@ TEST(implicit_gemm_plan, usual_kernels_have_main_loops_of_their_own)
     std::int64_t padding;
     std::int64_t dilation;
     unsigned neighbours; ///< see gemm_problem
+    int unit;
   };
-  const expected table[] = {{2, 2, 0, 1, 0x3},
-                            {3, 2, 0, 1, 0},
-                            {3, 2, 1, 1, 0xe},
-                            {4, 2, 1, 1, 0x1e},
-                            {5, 2, 2, 1, 0},
-                            {3, 2, 1, 2, 0},
-                            {1, 1, 0, 1, 0},
-                            {3, 1, 1, 1, 0x7},
-                            {5, 1, 0, 1, 0x1f},
-                            {7, 1, 3, 1, 0x7f},
-                            {3, 1, 0, 2, 0},
-                            {3, 3, 0, 1, 0x7},
-                            {4, 4, 0, 1, 0xf},
-                            {8, 4, 2, 1, 0x3fc},
-                            {8, 4, 2, 2, 0},
-                            {8, 8, 0, 1, 0xff},
-                            {10, 5, 2, 1, 0x71f18},
-                            {16, 8, 4, 1, 0x0ffff0},
-                            {16, 8, 3, 1, 0}};
+  const expected table[] = {{2, 2, 0, 1, 0x3, 1},  {3, 2, 0, 1, 0, 1},        {3, 2, 1, 1, 0xe, 1},
+                            {4, 2, 1, 1, 0x1e, 1}, {5, 2, 2, 1, 0, 1},        {3, 2, 1, 2, 0, 1},
+                            {1, 1, 0, 1, 0, 1},    {3, 1, 1, 1, 0x7, 1},      {5, 1, 0, 1, 0x1f, 1},
+                            {7, 1, 3, 1, 0x7f, 1}, {3, 1, 0, 2, 0, 1},        {3, 3, 0, 1, 0x7, 1},
+                            {4, 4, 0, 1, 0xf, 1},  {8, 4, 2, 1, 0x3fc, 1},    {8, 4, 2, 2, 0, 1},
+                            {8, 8, 0, 1, 0x3, 4},  {10, 5, 2, 1, 0x71f18, 1}, {16, 8, 4, 1, 0x1e, 4},
+                            {16, 8, 0, 1, 0, 4},   {12, 8, 2, 1, 0, 1},       {16, 8, 3, 1, 0, 1}};
   for (const expected& row : table)
   {
     shape3 shape;
@@ -244,6 +246,46 @@ TEST(implicit_gemm_plan, usual_kernels_have_main_loops_of_their_own)
     const auto plan    = tconv::detail::plan_implicit_gemm(shape, gemm_form::bf16);
     ASSERT_TRUE(plan.supported) << row.kernel << " " << row.stride;
     EXPECT_EQ(plan.problem.neighbours, row.neighbours) << row.kernel << " " << row.stride << " " << row.padding;
+    EXPECT_EQ(plan.problem.unit, row.unit) << row.kernel << " " << row.stride << " " << row.padding;
+  }
+}
+
+// Where the operands of a group of products are loaded ahead, a stage is one.
+TEST(implicit_gemm_plan, stages_are_groups_of_products_that_are_loaded_ahead)
+{
+  struct expected
+  {
+    std::int64_t out_channels;
+    std::int64_t kernel;
+    std::int64_t stride;
+    std::int64_t padding;
+    gemm_form form;
+    int steps;
+  };
+  const expected table[] = {{128, 2, 2, 0, gemm_form::bf16, 2},
+                            {128, 2, 2, 0, gemm_form::tf32, 1},
+                            {128, 3, 2, 1, gemm_form::fp16, 2},
+                            {128, 4, 2, 1, gemm_form::bf16, 3},
+                            {32, 8, 8, 0, gemm_form::bf16, 2},
+                            {32, 16, 8, 4, gemm_form::fp16, 3}};
+  for (const expected& row : table)
+  {
+    shape3 shape;
+    shape.batch        = 4;
+    shape.in_channels  = 96;
+    shape.out_channels = row.out_channels;
+    shape.input        = {1, 1, 100000};
+    shape.kernel       = {1, 1, row.kernel};
+    shape.stride       = {1, 1, row.stride};
+    shape.padding      = {0, 0, row.padding};
+    const auto plan    = tconv::detail::plan_implicit_gemm(shape, row.form);
+    ASSERT_TRUE(plan.supported) << row.kernel << " " << row.stride;
+    EXPECT_EQ(plan.problem.columns, row.out_channels);
+    EXPECT_EQ(plan.problem.steps_per_stage, row.steps) << row.kernel << " " << row.stride;
+    EXPECT_TRUE(tconv::detail::visit_gemm_policy(
+      plan.problem,
+      [&](auto policy) { return tconv::gemm_group<decltype(policy)>(row.form, plan.problem.neighbours).ahead; }))
+      << row.kernel << " " << row.stride;
   }
 }
 

@@ -94,7 +94,10 @@ struct gemm_products<gemm_instruction::warp>
   template <class Fragments>
   TCONV_DEVICE static void begin(Fragments&)
   {}
-  TCONV_DEVICE static void end() {}
+  TCONV_DEVICE static void commit() {}
+  template <int>
+  TCONV_DEVICE static void await()
+  {}
 
   /// sums += a * piece, for one step of \p Form.
   template <gemm_form Form, int Columns, int Count>
@@ -207,11 +210,13 @@ struct gemm_products<gemm_instruction::warpgroup>
     }
     wgmma::fence();
   }
-  /// Behind them: they are complete on return.
-  TCONV_DEVICE static void end()
+  /// Behind them: they are a group.
+  TCONV_DEVICE static void commit() { wgmma::commit(); }
+  /// Until all groups but the last \p Pending are complete. Before that neither sums nor fragments may be touched.
+  template <int Pending>
+  TCONV_DEVICE static void await()
   {
-    wgmma::commit();
-    wgmma::wait<0>();
+    wgmma::wait<Pending>();
   }
 
   /// sums += a * piece, for one step of \p Form. Small products first.
@@ -240,7 +245,7 @@ struct gemm_products<gemm_instruction::warpgroup>
     }
   }
 
-  /// Says at \p barrier that the calling warp has read what it waited for: end() has seen to it.
+  /// Says at \p barrier that the calling warp has read what it waited for: await() has seen to it.
   TCONV_DEVICE static void release(uint64_t* barrier)
   {
     if (elected())

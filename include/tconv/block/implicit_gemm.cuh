@@ -260,6 +260,15 @@ TCONV_DEVICE void load_shared(unsigned (&words)[2], unsigned from)
 {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(from));
 }
+/// Four 8 x 8 matrices of 16 bits, transposed: a lane has elements 2 (lane % 4) and the next one of column lane / 4 of each. \p row: of the lane, 16 bytes;
+/// those of matrix i lie with lanes 8 i to 8 i + 7.
+TCONV_DEVICE void load_transposed(unsigned (&words)[4], unsigned row)
+{
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(row)
+               : "memory");
+}
 TCONV_DEVICE void store_shared(unsigned to, uint4 v)
 {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
@@ -283,22 +292,28 @@ private:
 /// How x is read: what one load brings.
 enum class input_vector
 {
-  none,      ///< an element
-  positions, ///< 4 neighbours along w of one channel
-  channels   ///< 4 channels of one position (channels last)
+  none,            ///< an element
+  positions,       ///< 4 neighbours along w of one channel
+  channels,        ///< 4 channels of one position (channels last)
+  eight_positions, ///< 8 of 16 bits
+  eight_channels   ///< 8 of 16 bits
 };
 
 /// How \p x is read by whatever stages it.
 template <class In>
 TCONV_DEVICE input_vector find_input_vector(const gemm_problem& problem, const In* x)
 {
-  const bool aligned = reinterpret_cast<unsigned long long>(x) % (4 * sizeof(In)) == 0;
-  if (problem.x.channels_last())
+  const auto aligned = [&](int elements) {
+    return reinterpret_cast<unsigned long long>(x) % (elements * sizeof(In)) == 0
+        && (problem.x.channels_last() ? problem.x.position % elements == 0 && problem.in_per_group % elements == 0
+                                      : problem.run % elements == 0);
+  };
+  if (sizeof(In) == 2 && aligned(8))
   {
-    return aligned && problem.x.position % 4 == 0 && problem.in_per_group % 4 == 0 ? input_vector::channels
-                                                                                   : input_vector::none;
+    return problem.x.channels_last() ? input_vector::eight_channels : input_vector::eight_positions;
   }
-  return aligned && problem.quads ? input_vector::positions : input_vector::none;
+  return !aligned(4) ? input_vector::none
+                     : (problem.x.channels_last() ? input_vector::channels : input_vector::positions);
 }
 
 /// Stages planes of a tile: items of 4 channels x 4 positions along w. Called by Warps warps together.
@@ -357,8 +372,7 @@ struct plane_stager
   const gemm_problem& problem;
   const In* x;
   input_vector vector;
-  bool eights; ///< 8 channels of 16 bits may be copied at once
-  int warp;    ///< of those that stage
+  int warp; ///< of those that stage
   int lane;
   // Of 64 bytes in shared memory, or 32: items are fewer than 2^15.
   item_divisor by_row;   ///< items of a staged row
@@ -368,8 +382,6 @@ struct plane_stager
       : problem(p)
       , x(source)
       , vector(how)
-      , eights(sizeof(In) == 2 && how == input_vector::channels && p.x.position % 8 == 0 && p.in_per_group % 8 == 0
-               && reinterpret_cast<unsigned long long>(source) % 16 == 0)
       , warp(staging_warp)
       , lane(own_lane)
       , by_row(p.width)
@@ -382,7 +394,8 @@ struct plane_stager
   int first_h;
   int first_w;
   int first_channel;
-  int items; ///< of a plane
+  int blocks; ///< of channels
+  int items;  ///< of a plane
   // Of the plane at hand.
   int corner; ///< offset of the plane's first row and column
   bool plane_inside;
@@ -454,23 +467,7 @@ struct plane_stager
     raw_places to{};
     if constexpr (as_they_are<Vector>)
     {
-      const unsigned target = plane + target_of(number);
-      if (eights)
-      {
-        // Two lanes are neighbours in memory: each copies two positions for both.
-        const int first = (number & 1) * 2;
-        source += first * step - 2 * first;
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < 2; ++i)
-        {
-          copy_async_bytes<16>(target + static_cast<unsigned>((number & 2) * lane_bytes) + unit(first + i),
-                               source,
-                               item.has(0, first + i));
-          source += step;
-        }
-        return;
-      }
-      to.first = target + static_cast<unsigned>((number & 3) * lane_bytes);
+      to.first = plane + target_of(number) + static_cast<unsigned>((number & 3) * lane_bytes);
     }
     else
     {
@@ -485,7 +482,181 @@ struct plane_stager
       source += step;
     }
   }
-  /// The same one element at a time, as positions would bring them; of 4 bytes, fewer cannot be copied so.
+  /// Where a warp is that takes its turns with the others along the rows of a plane. Nothing is divided, and what can be is counted on: a staging warp waits for every one of its
+  /// instructions.
+  struct row_walk
+  {
+    int start; ///< along the row
+    int row;
+
+    /// \p room: along a row.
+    TCONV_DEVICE row_walk(int first, int room) : start(first), row(0) { settle(room); }
+    TCONV_DEVICE void advance(int step, int room)
+    {
+      start += step;
+      settle(room);
+    }
+
+  private:
+    TCONV_DEVICE void settle(int room)
+    {
+      while (start >= room)
+      {
+        start -= room;
+        ++row;
+      }
+    }
+  };
+
+  /// What a warp stages at once of tensors of 16 bits: up to 32 positions of a row, of one block of channels after the other, lest what does not depend on the block is found out for
+  /// each. Channels first, vectors of 8 positions wait where their block is staged itself: of every 4 channels the first two where the even positions will be, the other two
+  /// where the odd ones will.
+  struct strip
+  {
+    int vectors;   ///< of 8 positions: 1 to 4
+    unsigned even; ///< address of the even positions of the first block
+    unsigned odd;
+
+    TCONV_DEVICE strip(const plane_stager& stager, const row_walk& at, unsigned plane)
+        : vectors(min(stager.problem.width - at.start, 32) / 8)
+        , even(plane + static_cast<unsigned>(at.row * stager.problem.row_bytes() + (at.start >> 1) * position_bytes))
+        , odd(even + static_cast<unsigned>((stager.problem.width >> 1) * position_bytes))
+    {}
+    /// The address of vector \p v of the channel that has \p line of those at \p half. Eight lines are in different banks.
+    TCONV_DEVICE unsigned vector(int half, int line, int v) const
+    {
+      const int turned = vectors == 4 ? v ^ (line >> 1) : v;
+      return (half == 0 ? even : odd) + static_cast<unsigned>((line * vectors + turned) * 16);
+    }
+    /// The channel that has \p line of those at \p half, within its block.
+    TCONV_DEVICE static int channel(int half, int line) { return 4 * (line >> 1) + 2 * half + (line & 1); }
+  };
+
+  /// Starts to copy the plane at hand in strips, 8 channels at once, which are staged as they are.
+  TCONV_DEVICE void copy_eight_channels(unsigned plane) const
+  {
+    const auto in_w     = static_cast<int>(problem.axis[2].in);
+    const int room      = (problem.width + 31) & -32;
+    const int channel   = first_channel + lane % 2 * 8;
+    const int own       = lane / 2; // position, and the one 16 further on
+    const In* corner_at = sample + channel;
+    row_walk at(first, room);
+#pragma unroll 1
+    for (; at.row < problem.rows; at.advance(Warps * 32, room))
+    {
+      const strip to(*this, at, plane);
+      const int h       = first_h + at.row;
+      const int w       = first_w + at.start + own;
+      const bool inside = plane_inside && h >= 0 && h < static_cast<int>(problem.axis[1].in);
+      const bool has[2] = {inside && w >= 0 && w < in_w, inside && w + 16 >= 0 && w + 16 < in_w};
+      // As in item_source.
+      const In* source = corner_at
+                       + static_cast<int>(static_cast<unsigned>(corner + at.row * in_w + at.start + own)
+                                          * static_cast<unsigned>(problem.x.position));
+      unsigned target = (own % 2 == 0 ? to.even : to.odd)
+                      + static_cast<unsigned>(own / 2 * position_bytes + lane % 2 * 16);
+      int left = static_cast<int>(problem.in_channels) - channel;
+#pragma unroll 2
+      for (int block = 0; block < blocks; ++block)
+      {
+        TCONV_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i)
+        {
+          if (at.start + own + 16 * i < problem.width)
+          {
+            copy_async_bytes<16>(target + static_cast<unsigned>(i * 8 * position_bytes),
+                                 source + i * 16 * problem.x.position,
+                                 has[i] && left > 0);
+          }
+        }
+        source += gemm_block_channels;
+        target += static_cast<unsigned>(problem.block_bytes);
+        left -= gemm_block_channels;
+      }
+    }
+  }
+  /// Starts to copy the plane at hand in strips, 8 positions at once.
+  TCONV_DEVICE void copy_eight_positions(unsigned plane) const
+  {
+    const auto in_w    = static_cast<int>(problem.axis[2].in);
+    const int room     = (problem.width + 31) & -32;
+    const int v        = lane % 4;
+    const int line     = lane / 4;
+    const int channel  = first_channel + strip::channel(0, line);
+    const int64_t step = problem.x.channel;
+    const In* own      = sample + 8 * v + channel * step;
+    row_walk at(first, room);
+#pragma unroll 1
+    for (; at.row < problem.rows; at.advance(Warps * 32, room))
+    {
+      const strip to(*this, at, plane);
+      const int h = first_h + at.row;
+      const int w = first_w + at.start + 8 * v;
+      if (v < to.vectors)
+      {
+        const bool exists = plane_inside && h >= 0 && h < static_cast<int>(problem.axis[1].in) && w >= 0 && w < in_w;
+        // What is not there is as if all channels were beyond the last.
+        int left         = exists ? static_cast<int>(problem.in_channels) - channel : 0;
+        const In* source = own + (corner + at.row * in_w + at.start);
+        unsigned low     = to.vector(0, line, v);
+        unsigned high    = to.vector(1, line, v);
+#pragma unroll 2
+        for (int block = 0; block < blocks; ++block)
+        {
+          copy_async_bytes<16>(low, source, left > 0);
+          copy_async_bytes<16>(high, source + 2 * step, left > 2);
+          low += static_cast<unsigned>(problem.block_bytes);
+          high += static_cast<unsigned>(problem.block_bytes);
+          source += gemm_block_channels * step;
+          left -= gemm_block_channels;
+        }
+      }
+    }
+  }
+  /// Brings the strips of the plane to where they are read.
+  TCONV_DEVICE void convert_eight_positions(unsigned plane) const
+  {
+    const int room     = (problem.width + 31) & -32;
+    const int position = lane / 4;
+    __syncwarp(); // copies of other lanes
+    row_walk at(first, room);
+#pragma unroll 1
+    for (; at.row < problem.rows; at.advance(Warps * 32, room))
+    {
+      const strip own(*this, at, plane);
+      // A matrix is 8 channels of 8 positions; transposed, a lane has two channels of position lane / 4. Beyond the strip: its last vector again.
+      unsigned from[2];
+      TCONV_PRAGMA_UNROLL
+      for (int i = 0; i < 2; ++i)
+      {
+        from[i] = own.vector(lane / 8 % 2, lane % 8, min(2 * i + lane / 16, own.vectors - 1));
+      }
+      unsigned to = (position % 2 == 0 ? own.even : own.odd)
+                  + static_cast<unsigned>(position / 2 * position_bytes + lane % 4 * lane_bytes);
+#pragma unroll 2
+      for (int block = 0; block < blocks; ++block)
+      {
+        unsigned words[2][4];
+        load_transposed(words[0], from[0]);
+        load_transposed(words[1], from[1]);
+        __syncwarp();
+        TCONV_PRAGMA_UNROLL
+        for (int v = 0; v < 4; ++v)
+        {
+          if (v < own.vectors)
+          {
+            store_shared(to + static_cast<unsigned>(v * 4 * position_bytes),
+                         make_uint2(words[v / 2][v % 2 * 2], words[v / 2][v % 2 * 2 + 1]));
+          }
+        }
+        from[0] += static_cast<unsigned>(problem.block_bytes);
+        from[1] += static_cast<unsigned>(problem.block_bytes);
+        to += static_cast<unsigned>(problem.block_bytes);
+      }
+    }
+  }
+
+  /// Copies item \p number one element at a time, as positions would bring them; of 4 bytes, fewer cannot be copied so.
   TCONV_DEVICE void copy_elements(int number, int base, unsigned plane) const
   {
     const item_source item(*this, number);
@@ -761,7 +932,8 @@ struct plane_stager
     first_h              = tile.cell[1] - problem.most_shift[1];
     first_w              = tile.cell[2] - problem.left;
     first_channel        = problem.first_input(tile.channel_tile) + chunk * problem.chunk_blocks * gemm_block_channels;
-    items                = problem.blocks_of(chunk) * problem.rows * (problem.width >> 2) * 4;
+    blocks               = problem.blocks_of(chunk);
+    items                = blocks * problem.rows * (problem.width >> 2) * 4;
   }
 
   /// Starts to copy plane number \p e into slot \p slot of the ring.
@@ -769,7 +941,18 @@ struct plane_stager
   {
     aim_plane(e);
     const unsigned plane = room(slot);
-    if (vector == input_vector::positions)
+    if constexpr (sizeof(In) == 2)
+    {
+      switch (vector)
+      {
+        case input_vector::positions: copy_items<input_vector::positions>(plane); break;
+        case input_vector::channels: copy_items<input_vector::channels>(plane); break;
+        case input_vector::eight_positions: copy_eight_positions(plane); break;
+        case input_vector::eight_channels: copy_eight_channels(plane); break;
+        default: break; // loaded when they are converted
+      }
+    }
+    else if (vector == input_vector::positions)
     {
       copy_items<input_vector::positions>(plane);
     }
@@ -777,7 +960,7 @@ struct plane_stager
     {
       copy_items<input_vector::channels>(plane);
     }
-    else if constexpr (sizeof(In) == 4)
+    else
     {
       copy_items<input_vector::none>(plane);
     }
@@ -810,7 +993,14 @@ struct plane_stager
           suspicious = convert_items<input_vector::channels>(plane, threshold, scale, peak);
         }
         break;
-      default: suspicious = convert_items<input_vector::none>(plane, threshold, scale, peak);
+      case input_vector::eight_positions:
+        if constexpr (sizeof(In) == 2)
+        {
+          convert_eight_positions(plane);
+        }
+        break;
+      case input_vector::eight_channels: break;
+      case input_vector::none: suspicious = convert_items<input_vector::none>(plane, threshold, scale, peak); break;
     }
     if constexpr (Form == gemm_form::split)
     {
@@ -931,7 +1121,7 @@ struct staged_words
 template <gemm_form Form>
 struct gemm_fragment
 {
-  static constexpr int count = Form == gemm_form::split ? 3 : gemm_form_traits::of(Form).terms;
+  static constexpr int count = gemm_form_traits::registers(Form) / 4;
   unsigned a[count][4];
 
   /// \p first, \p second: staged input of the thread's cells at the step's shift.
@@ -992,14 +1182,14 @@ struct ring_place
 template <class Policy>
 using packed_weights = typename gemm_products<Policy::instruction>::weights;
 
-/// Multiplies Count steps, whose weights begin at \p b and move on; step i for those sets whose bits Policy::sets * i + set of Present are set. On return
-/// the products are complete.
+/// Multiplies Count steps, whose weights begin at \p b and move on; step i for those units whose bits Policy::units * i + unit of Present are set. The
+/// products are a group that is under way on return.
 template <class Policy, gemm_form Form, uint64_t Present, int Count>
 TCONV_DEVICE void
-multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], packed_weights<Policy>& b)
+start_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], packed_weights<Policy>& b)
 {
   using products                         = gemm_products<Policy::instruction>;
-  constexpr packed_weights<Policy> piece = gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  constexpr packed_weights<Policy> piece = gemm_form_traits::of(Form).terms * Policy::unit_columns * 32 / 16;
   TCONV_PRAGMA_UNROLL
   for (gemm_fragment<Form>& fragment : fragments)
   {
@@ -1010,16 +1200,27 @@ multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)
   for (int i = 0; i < Count; ++i)
   {
     TCONV_PRAGMA_UNROLL
-    for (int set = 0; set < Policy::sets; ++set)
+    for (int unit = 0; unit < Policy::units; ++unit)
     {
-      if ((Present >> (Policy::sets * i + set) & 1) != 0)
+      if ((Present >> (Policy::units * i + unit) & 1) != 0)
       {
-        products::template multiply<Form, Policy::columns>(sums[set], fragments[i].a, b);
+        // Sets that follow each other, and their columns.
+        auto& of_unit = reinterpret_cast<float(&)[Policy::unit_columns / 2]>(sums[unit * Policy::unit]);
+        products::template multiply<Form, Policy::unit_columns>(of_unit, fragments[i].a, b);
         b += piece;
       }
     }
   }
-  products::end();
+  products::commit();
+}
+
+/// The same, complete on return.
+template <class Policy, gemm_form Form, uint64_t Present, int Count>
+TCONV_DEVICE void
+multiply_steps(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragments)[Count], packed_weights<Policy>& b)
+{
+  start_steps<Policy, Form, Present>(sums, fragments, b);
+  gemm_products<Policy::instruction>::template await<0>();
 }
 
 /// Split form: multiplies a step for set number \p Set, whose weights begin at \p b and move on. The products join the sums outside of the tensor core,
@@ -1029,7 +1230,7 @@ TCONV_DEVICE void
 multiply_promoted(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragment)[1], packed_weights<Policy>& b)
 {
   using products = gemm_products<Policy::instruction>;
-  float now[Policy::columns / 2];
+  float now[Policy::unit_columns / 2];
   TCONV_PRAGMA_UNROLL
   for (float& v : now)
   {
@@ -1037,14 +1238,15 @@ multiply_promoted(gemm_accumulators<Policy>& sums, gemm_fragment<Form> (&fragmen
     asm volatile("" : "+f"(v)); // in its register before products begin
   }
   products::begin(fragment);
-  products::template multiply<Form, Policy::columns>(now, fragment[0].a, b);
-  products::end();
+  products::template multiply<Form, Policy::unit_columns>(now, fragment[0].a, b);
+  products::commit();
+  products::template await<0>();
   TCONV_PRAGMA_UNROLL
-  for (int i = 0; i < Policy::columns / 2; ++i)
+  for (int i = 0; i < Policy::unit_columns / 2; ++i)
   {
     sums[Set][i] += now[i];
   }
-  b += gemm_form_traits::of(Form).terms * Policy::columns * 32 / 16;
+  b += gemm_form_traits::of(Form).terms * Policy::unit_columns * 32 / 16;
 }
 
 /// The table of steps; those of phase group g begin at g * row_steps.
@@ -1058,6 +1260,8 @@ TCONV_DEVICE gemm_step* step_table(const gemm_problem& problem)
 template <class Policy, gemm_form Form>
 struct tabulated_steps
 {
+  static constexpr bool ahead = false;
+
   const unsigned char* row; ///< the thread's staged input for the taps at hand
   const gemm_step* entry;   ///< of the next step
   gemm_step next;           ///< read ahead
@@ -1079,9 +1283,9 @@ struct tabulated_steps
                              int steps,
                              packed_weights<Policy> b)
   {
-    if constexpr (Policy::sets == 1)
+    if constexpr (Policy::units == 1)
     {
-      constexpr int most = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
+      constexpr int most = Policy::steps_at_once(gemm_form_traits::registers(Form));
       if constexpr (most >= 4)
       {
         multiply_groups<4>(sums, steps, b);
@@ -1106,9 +1310,9 @@ struct tabulated_steps
         if constexpr (Form == gemm_form::split && Policy::promoted_steps)
         {
           fragment[0].complete();
-          multiply_each<0, Policy::sets>(sums, fragment, sets, b);
+          multiply_each<0, Policy::units>(sums, fragment, sets, b);
         }
-        else if constexpr (Policy::sets > 2)
+        else if constexpr (Policy::units > 2)
         {
           multiply_sets<0>(sums, fragment, sets, b);
         }
@@ -1137,8 +1341,8 @@ private:
   /// Several sets: which of them the next step has weights for.
   TCONV_DEVICE int advance_sets(const gemm_problem& problem, int shifts)
   {
-    const int sets = static_cast<int>(present) & ((1 << Policy::sets) - 1);
-    present >>= Policy::sets;
+    const int sets = static_cast<int>(present) & ((1 << Policy::units) - 1);
+    present >>= Policy::units;
     if (--left == 0)
     {
       left    = shifts;
@@ -1160,7 +1364,7 @@ private:
       case 7: multiply_steps<Policy, Form, uint64_t{7} << First>(sums, fragment, b); break;
       default: multiply_each<First, First + 4>(sums, fragment, sets, b);
     }
-    if constexpr (First + 4 < Policy::sets)
+    if constexpr (First + 4 < Policy::units)
     {
       multiply_sets<First + 4>(sums, fragment, sets, b);
     }
@@ -1229,12 +1433,13 @@ load_neighbours(gemm_fragment<Form>* fragments, const unsigned char* first, cons
 template <class Policy, gemm_form Form, unsigned Present>
 struct neighbouring_steps
 {
-  static constexpr int shifts = detail::count_digits(Present, Policy::sets);
-  static constexpr int most   = Policy::template steps_at_once<gemm_fragment<Form>::count * 4>;
-  /// Blocks of channels that are multiplied at once: no more than 16 pieces of weights, each of which takes a descriptor.
-  static constexpr int fit    = 16 / detail::count_bits(Present);
-  static constexpr int all    = most / shifts;
-  static constexpr int blocks = fit < 1 || all < 1 ? 1 : (all < fit ? all : fit);
+  static constexpr int shifts = detail::count_digits(Present, Policy::units);
+  static constexpr int most   = Policy::steps_at_once(gemm_form_traits::registers(Form));
+  static constexpr gemm_group<Policy> at_once{Form, Present};
+  static constexpr int blocks        = at_once.blocks;
+  static constexpr int group         = blocks * shifts; ///< steps
+  static constexpr bool ahead        = at_once.ahead;
+  static constexpr uint64_t of_group = detail::repeat_bits(Present, Policy::units* shifts, blocks);
 
   const unsigned char* first; ///< staged input of the thread's first cell at the first shift of the next block
   const unsigned char* second;
@@ -1243,6 +1448,16 @@ struct neighbouring_steps
       : first(row + problem.first_step.first)
       , second(row + problem.first_step.second)
   {}
+
+  /// Starts to multiply the next group of steps, whose weights begin at \p b.
+  TCONV_DEVICE void start(gemm_accumulators<Policy>& sums,
+                          const gemm_problem& problem,
+                          gemm_fragment<Form> (&fragments)[group],
+                          packed_weights<Policy> b)
+  {
+    load_group(fragments, problem);
+    start_steps<Policy, Form, of_group>(sums, fragments, b);
+  }
 
   TCONV_DEVICE void multiply(gemm_accumulators<Policy>& sums,
                              const gemm_problem& problem,
@@ -1255,14 +1470,9 @@ struct neighbouring_steps
 #  pragma unroll 1
       for (; steps >= blocks * shifts; steps -= blocks * shifts)
       {
-        gemm_fragment<Form> fragments[blocks * shifts];
-        TCONV_PRAGMA_UNROLL
-        for (int i = 0; i < blocks; ++i)
-        {
-          load_neighbours<shifts>(fragments + i * shifts, first, second);
-          advance(problem);
-        }
-        multiply_steps<Policy, Form, detail::repeat_bits(Present, Policy::sets * shifts, blocks)>(sums, fragments, b);
+        gemm_fragment<Form> fragments[group];
+        load_group(fragments, problem);
+        multiply_steps<Policy, Form, of_group>(sums, fragments, b);
       }
     }
 #  pragma unroll 1
@@ -1274,6 +1484,15 @@ struct neighbouring_steps
   }
 
 private:
+  TCONV_DEVICE void load_group(gemm_fragment<Form> (&fragments)[group], const gemm_problem& problem)
+  {
+    TCONV_PRAGMA_UNROLL
+    for (int i = 0; i < blocks; ++i)
+    {
+      load_neighbours<shifts>(fragments + i * shifts, first, second);
+      advance(problem);
+    }
+  }
   TCONV_DEVICE void advance(const gemm_problem& problem)
   {
     first += problem.block_bytes;
@@ -1289,7 +1508,7 @@ private:
     load_neighbours<count>(fragments,
                            Done % 2 == 0 ? first - Done / 2 * bytes : second - (Done + 1) / 2 * bytes,
                            Done % 2 == 0 ? second - Done / 2 * bytes : first - Done / 2 * bytes);
-    multiply_steps<Policy, Form, (Present >> (Policy::sets * Done))>(sums, fragments, b);
+    multiply_steps<Policy, Form, (Present >> (Policy::units * Done))>(sums, fragments, b);
     if constexpr (Done + count < shifts)
     {
       multiply_shifts<Done + count>(sums, b);

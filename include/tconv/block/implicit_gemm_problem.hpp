@@ -7,7 +7,8 @@
 ///
 /// For every phase the outputs are a matrix product: rows are cells, columns are output channels, and the sum runs over the landing
 /// taps and the input channels. A *step* is one shift of the input along w with 16 input channels; it has one 16 x columns piece of
-/// weights per phase along w that a thread holds (a *set*), where that phase has a tap with the shift. A *row* of steps holds all
+/// weights per phase along w that a thread holds (a *set*), where that phase has a tap with the shift; or one for several phases that have
+/// taps at the same shifts (a *unit*), whose columns follow each other. A *row* of steps holds all
 /// shifts along w for the same taps along d and h; a *stage* is a run of steps of a row, copied to shared memory at once.
 /// Packed order, outer to inner: [channel tile][phase][stage: chunk of input channels, tap d, tap h, run of steps].
 
@@ -47,6 +48,11 @@ struct gemm_form_traits
   }
   /// Bytes of one position and gemm_block_channels input channels.
   TCONV_HOST_DEVICE constexpr int position_bytes() const { return 4 * lane_bytes; }
+  /// Registers of a thread for the left operand of a step.
+  TCONV_HOST_DEVICE static constexpr int registers(gemm_form form)
+  {
+    return form == gemm_form::split ? 12 : 4 * of(form).terms;
+  }
 };
 
 /// Which phases have taps at the shifts of a row: bit \p room * j + r is set where shift number j has a tap of phase r, counted from the smallest shift of an
@@ -72,13 +78,37 @@ TCONV_HOST_DEVICE constexpr bool gemm_row_pays(int room, gemm_form form, bool pr
   return room < 4 || gemm_form_traits::of(form).terms == 1 || (room == 4 && promoted);
 }
 
+/// How the main loop of \p Policy multiplies a row that it has code of its own for.
+template <class Policy>
+struct gemm_group
+{
+  int blocks; ///< of channels that are multiplied at once
+  bool ahead; ///< operands are loaded while the products of the group before are under way
+
+  TCONV_HOST_DEVICE constexpr gemm_group(gemm_form form, uint64_t present) : blocks(1), ahead(false)
+  {
+    const int registers = gemm_form_traits::registers(form) * detail::count_digits(present, Policy::units);
+    const int both      = Policy::registers_ahead / (2 * registers);
+    ahead               = both > 0 && form != gemm_form::split; // which then spills 200 bytes
+    // As many as there are registers for, and no more than 16 pieces of weights, each of which takes a descriptor. Two at most where they are loaded ahead, for
+    // most layers have an even number.
+    const int room = ahead ? (both < 2 ? both : 2)
+                           : Policy::steps_at_once(gemm_form_traits::registers(form))
+                               / detail::count_digits(present, Policy::units);
+    const int fit  = 16 / detail::count_bits(present);
+    blocks         = room < fit ? room : fit;
+    blocks         = blocks < 1 ? 1 : blocks;
+  }
+};
+
 /// A list of numbers.
 template <unsigned... Values>
 struct unsigned_list
 {};
 
-/// Rows that the main loop has code of its own for, where a thread holds Room phases, as gemm_problem::present has them, or one: kernels of 3, 5 and 7;
-/// with stride 2 kernels of 2, and with odd padding of 3 and 4; with larger strides kernels as long as the stride or twice, as vocoders have them.
+/// Rows that the main loop has code of its own for, where a thread holds Room units, as gemm_problem::present has them, or one: kernels of 3, 5 and 7;
+/// with stride 2 kernels of 2, and with odd padding of 3 and 4; with larger strides kernels as long as the stride or twice, as vocoders have them, which with
+/// units of 4 phases are as those with stride 2.
 template <int Room>
 struct gemm_known_rows;
 template <>
@@ -99,7 +129,7 @@ struct gemm_known_rows<4>
 template <>
 struct gemm_known_rows<8>
 {
-  using list = unsigned_list<gemm_present(8, 5, 10, 2), gemm_present(8, 8, 8, 0), gemm_present(8, 8, 16, 4)>;
+  using list = unsigned_list<gemm_present(8, 5, 10, 2)>;
 };
 
 /// Most steps of a stage.
@@ -162,17 +192,18 @@ struct gemm_problem
   int columns                    = 64;    ///< output channels of a tile
   static constexpr int most_sets = 8;     ///< phases along w
   int sets                       = 1;     ///< phases along w that a thread holds: 1 or all of them
+  int unit                       = 1;     ///< of them that share pieces of weights: they have taps at the same shifts
   bool promoted                  = false; ///< the sums are long; see implicit_gemm_policy
-  uint64_t present    = 0; ///< several sets: bit set_room() j + set is set where shift number j has a tap of the set
-  int box[3]          = {1, 1, 2}; ///< cells of a tile; even along w
-  int most_shift[3]   = {0, 0, 0}; ///< of all taps, per axis
-  int planes          = 1;         ///< staged extents of a tile
-  int rows            = 1;
-  int width           = 2;     ///< even
-  int left            = 0;     ///< staged elements left of the tile's first cell
-  bool quads          = false; ///< staged rows start and end on multiples of 4 elements of x
-  int ring_planes     = 1;     ///< planes that shared memory holds
-  int chunk_blocks    = 1;     ///< blocks of 16 input channels that are staged at a time
+  uint64_t present  = 0; ///< several sets: bit unit_room() j + u is set where shift number j has taps of unit number u
+  int box[3]        = {1, 1, 2}; ///< cells of a tile; even along w
+  int most_shift[3] = {0, 0, 0}; ///< of all taps, per axis
+  int planes        = 1;         ///< staged extents of a tile
+  int rows          = 1;
+  int width         = 2; ///< even
+  int left          = 0; ///< staged elements left of the tile's first cell
+  int run           = 1; ///< staged rows start and end on multiples of so many elements of x
+  int ring_planes   = 1; ///< planes that shared memory holds
+  int chunk_blocks  = 1; ///< blocks of 16 input channels that are staged at a time
   int steps_per_stage = 1;
   int stage_bytes     = 0; ///< room of a stage
   int stages          = 1; ///< of the ring
@@ -214,8 +245,9 @@ struct gemm_problem
     const int rest = blocks() - chunk * chunk_blocks;
     return rest < chunk_blocks ? rest : chunk_blocks;
   }
-  /// Bytes of one piece of weights.
-  TCONV_HOST_DEVICE constexpr int piece_bytes() const { return gemm_form_traits::of(form).terms * columns * 32; }
+  /// Bytes of one piece of weights, and of each of its terms.
+  TCONV_HOST_DEVICE constexpr int piece_bytes() const { return gemm_form_traits::of(form).terms * term_bytes(); }
+  TCONV_HOST_DEVICE constexpr int term_bytes() const { return unit * columns * 32; }
   TCONV_HOST_DEVICE constexpr int position_bytes() const { return gemm_form_traits::of(form).position_bytes(); }
   /// Bytes of one staged row of a block of channels, of one plane.
   TCONV_HOST_DEVICE constexpr int row_bytes() const { return width * position_bytes(); }
@@ -223,6 +255,8 @@ struct gemm_problem
 
   /// Sets that the accumulators of a thread have room for.
   TCONV_HOST_DEVICE constexpr int set_room() const { return sets <= 2 ? sets : (sets <= 4 ? 4 : 8); }
+  /// The same in units.
+  TCONV_HOST_DEVICE constexpr int unit_room() const { return set_room() / unit; }
   /// Outputs along w that one store takes where the rows of a channels-first tensor let it.
   TCONV_HOST_DEVICE constexpr int stored_together() const { return sets == 2 ? 4 : 2; }
   /// Most shifts of several sets.
@@ -273,14 +307,14 @@ struct gemm_problem
     const axis_phase taps = phase(2, r);
     return {r, static_cast<int>((t - taps.first_tap) / taps.tap_step), 0};
   }
-  /// Pieces of weights before that of \p set at shift number \p j.
-  TCONV_HOST_DEVICE constexpr int pieces_before(int j, int set = 0) const
+  /// Pieces of weights before that of unit number \p u at shift number \p j.
+  TCONV_HOST_DEVICE constexpr int pieces_before(int j, int u = 0) const
   {
     if (sets == 1)
     {
       return j;
     }
-    const int end = set_room() * j + set;
+    const int end = unit_room() * j + u;
     return detail::count_bits(detail::low_bits(present, end));
   }
   /// Pieces of weights of the first \p step steps of a row with \p count shifts.

@@ -70,7 +70,9 @@ auto visit_gemm_policy(const gemm_problem& problem, Visitor&& visit)
   }
   switch (problem.set_room())
   {
-    case 8: return visit(tuning::implicit_gemm_policy<32, 8, Instruction>{});
+    case 8:
+      return problem.unit == 4 ? visit(tuning::implicit_gemm_policy<32, 8, Instruction, false, 4>{})
+                               : visit(tuning::implicit_gemm_policy<32, 8, Instruction>{});
     case 4: return visit(tuning::implicit_gemm_policy<32, 4, Instruction>{});
     case 2:
       switch (problem.columns)
@@ -102,11 +104,11 @@ inline unsigned gemm_neighbours(const gemm_problem& problem, int count)
   const conv_axis& axis = problem.axis[2];
   const uint64_t row    = problem.sets == 1 ? low_bits(~uint64_t{0}, count) : problem.present;
   if (axis.dilation != 1 || (problem.sets == 1 && axis.stride != 1)
-      || !gemm_row_pays(problem.set_room(), problem.form, problem.promoted))
+      || !gemm_row_pays(problem.unit_room(), problem.form, problem.promoted))
   {
     return 0;
   }
-  switch (problem.set_room())
+  switch (problem.unit_room())
   {
     case 1: return find_known_row(gemm_known_rows<1>::list{}, row);
     case 2: return find_known_row(gemm_known_rows<2>::list{}, row);
@@ -207,6 +209,15 @@ private:
     while (steps + unit <= std::min(all, gemm_most_steps) && fit(steps + unit, most))
     {
       steps += unit;
+    }
+    // Stages are groups of products where the operands of the next one are loaded ahead.
+    const int group = neighbours == 0 ? 0 : visit_gemm_policy(problem, [&](auto policy) {
+      const gemm_group<decltype(policy)> at_once(problem.form, neighbours);
+      return at_once.ahead ? at_once.blocks * unit : 0;
+    });
+    if (group > 0 && fit(group, tuning::implicit_gemm_stage_bytes))
+    {
+      steps = std::min(all, group);
     }
     // Stages of about the same size.
     const int stages   = (all + steps - 1) / steps;
@@ -403,15 +414,25 @@ inline bool assign_sets(gemm_problem& problem, int sets)
     return true;
   }
   problem.phases[2] = 1;
-  const int shifts  = problem.shifts(0);
-  for (int j = 0; shifts <= problem.most_shifts() && j < shifts; ++j)
+  return problem.shifts(0) <= problem.most_shifts();
+}
+
+/// Gives the sets of \p problem units of \p unit phases, and says where these have taps; false where the phases of one differ.
+inline bool assign_units(gemm_problem& problem, int unit)
+{
+  problem.unit    = unit;
+  problem.present = 0;
+  bool same       = problem.sets % unit == 0;
+  for (int j = 0; problem.sets > 1 && j < problem.shifts(0); ++j)
   {
-    for (int set = 0; set < sets; ++set)
+    for (int set = 0; set < problem.sets; ++set)
     {
-      problem.present |= uint64_t{problem.tap(0, j, set) >= 0 ? 1U : 0U} << (problem.set_room() * j + set);
+      const bool lands = problem.tap(0, j, set) >= 0;
+      same             = same && lands == (problem.tap(0, j, set / unit * unit) >= 0);
+      problem.present |= uint64_t{lands ? 1U : 0U} << (problem.unit_room() * j + set / unit);
     }
   }
-  return shifts <= problem.most_shifts();
+  return same;
 }
 
 /// Most products that meet in an output.
@@ -430,6 +451,11 @@ inline void assign_columns(gemm_problem& problem, int columns, bool across_chann
   problem.tile_inputs   = problem.in_per_group;
   problem.promoted      = problem.form == gemm_form::split && !across_channels
                   && most_products(problem) > tuning::implicit_gemm_longest_sum(columns);
+  constexpr int unit = 4;
+  if (problem.set_room() < 2 * unit || problem.promoted || !assign_units(problem, unit))
+  {
+    assign_units(problem, 1);
+  }
   for (int64_t first = 0; problem.groups > 1 && first < problem.out_channels; first += columns)
   {
     const int64_t last   = std::min(first + columns, problem.out_channels) - 1;
@@ -474,10 +500,10 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
   const double products = pieces * count * 32.0 * problem.columns / 64.0 * rows / 64.0;
   const double steps    = static_cast<double>(problem.axis[0].kernel) * static_cast<double>(problem.axis[1].kernel)
                      * static_cast<double>(most_shifts) * problem.blocks();
-  const bool known      = problem.set_room() == 8 && gemm_neighbours(problem, static_cast<int>(most_shifts)) != 0;
-  const double multiply = problem.sets <= 2 ? products
-                        : known             ? products + steps * costs::gemm_known_step
-                                            : products * costs::gemm_many_sets + steps * costs::gemm_many_sets_step;
+  const bool known      = problem.unit_room() == 8 && gemm_neighbours(problem, static_cast<int>(most_shifts)) != 0;
+  const double multiply = problem.unit_room() <= 2 ? products
+                        : known                    ? products + steps * costs::gemm_known_step
+                                : products * costs::gemm_many_sets + steps * costs::gemm_many_sets_step;
   const double outputs  = static_cast<double>(problem.total_phases()) * problem.sets * rows * problem.columns;
   const bool single     = problem.form == gemm_form::split || problem.form == gemm_form::tf32;
   const bool exchanged  = problem.sets > 2 && call.output != layout::channels_last;
@@ -489,8 +515,9 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
   const double element = gemm_form_traits::of(problem.form).lane_bytes / 4.0; // a lane has 4 of them
   const double odd     = problem.sets > 1 && problem.axis[2].out % 8 != 0 ? costs::gemm_run_ends : 0.0;
   // Outputs whose neighbours belong to other threads are stored one by one.
-  const bool scattered   = problem.sets == 1 && problem.axis[2].stride > 2 && call.output != layout::channels_last;
-  const bool aligned     = problem.axis[2].in % 4 == 0 && !problem.x.channels_last();
+  const bool scattered = problem.sets == 1 && problem.axis[2].stride > 2 && call.output != layout::channels_last;
+  const auto divides   = [&](int elements) { return problem.axis[2].in % elements == 0 && !problem.x.channels_last(); };
+  const int longest_run  = !single && divides(8) ? 8 : (divides(4) ? 4 : 1);
   double best            = none;
   gemm_problem candidate = problem;
   stage_planner planner(most_shifts, total);
@@ -512,11 +539,16 @@ inline double plan_tiles(gemm_problem& problem, const gemm_call& call, int64_t t
           candidate.tiles[a] = static_cast<int>(ceil_div(cells[a], candidate.box[a]));
           tiles *= candidate.tiles[a];
         }
-        candidate.quads    = aligned && (w % 4 == 0 || candidate.tiles[2] == 1);
-        const int64_t to   = candidate.quads ? 4 : 1;
+        candidate.run = longest_run;
+        while (w % candidate.run != 0 && candidate.tiles[2] > 1)
+        {
+          candidate.run = candidate.run == 8 ? 4 : 1;
+        }
+        const int64_t to   = candidate.run;
         const int64_t left = ceil_div(problem.axis[2].max_shift(), to) * to;
         candidate.left     = static_cast<int>(left);
-        candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), 4) * 4);
+        candidate.width    = static_cast<int>(ceil_div(w + left - problem.axis[2].min_shift(), std::max<int64_t>(to, 4))
+                                           * std::max<int64_t>(to, 4));
         candidate.rows     = static_cast<int>(h + span[1]);
         candidate.planes   = static_cast<int>(d + span[0]);
         const double run   = static_cast<double>(std::min(w * problem.sets, problem.axis[2].out))

@@ -427,7 +427,7 @@ TCONV_DEVICE void stream_weights(
       // This warp must keep up with all others: stages of whole blocks of channels, as most are, have as many pieces as each
       // other.
       const auto pieces_at = [&](int shift) {
-        const int room = problem.set_room();
+        const int room = problem.unit_room();
         return __popc(static_cast<unsigned>(problem.present >> (room * shift)) & ((1U << room) - 1));
       };
       int common = 0;
@@ -748,6 +748,47 @@ struct consumer_state
   }
 };
 
+/// Adds the products of the next stages of \p walk, an even number of them; returns how many of \p steps steps are left. Two groups of products are under
+/// way at a time, of one stage each.
+template <class Policy, gemm_form Form, class Steps>
+TCONV_DEVICE int multiply_ahead(
+  block::gemm_accumulators<Policy>& sums, const gemm_problem& problem, int steps, Steps& walk, block::ring_place& place)
+{
+  using products               = block::gemm_products<Policy::instruction>;
+  block::gemm_control& control = block::control_data();
+  if (problem.steps_per_stage != Steps::group || steps < 2 * Steps::group)
+  {
+    return steps;
+  }
+  int before       = -1; // slot of the stage that is under way
+  const auto start = [&](auto& fragments) {
+    block::wait_barrier(&control.full[place.slot], place.parity);
+    walk.start(sums,
+               problem,
+               fragments,
+               products::template locate<Form, Policy::unit_columns>(block::gemm_memory() + problem.ring_at
+                                                                     + place.slot * problem.stage_bytes));
+    products::template await<1>();
+    if (before >= 0)
+    {
+      products::release(&control.empty[before]);
+    }
+    before = place.slot;
+    place.advance(problem.stages);
+  };
+  block::gemm_fragment<Form> even[Steps::group];
+  block::gemm_fragment<Form> odd[Steps::group];
+#  pragma unroll 1
+  for (; steps >= 2 * Steps::group; steps -= 2 * Steps::group)
+  {
+    start(even);
+    start(odd);
+  }
+  products::template await<0>();
+  products::release(&control.empty[before]);
+  return steps;
+}
+
 /// Adds the products of one phase with \p blocks staged blocks of input channels. \p first_plane: slot of the tile's first plane.
 /// \p place: of the next stage of weights, moves on.
 template <class Policy, gemm_form Form, class Steps>
@@ -776,13 +817,18 @@ TCONV_DEVICE void multiply_rows(block::gemm_accumulators<Policy>& sums,
     for (int h = 0; h < phase.taps[1]; ++h)
     {
       Steps walk(problem, phase, row);
+      int rest = steps;
+      if constexpr (Steps::ahead)
+      {
+        rest = multiply_ahead<Policy, Form>(sums, problem, rest, walk, place);
+      }
 #  pragma unroll 1
-      for (int rest = steps; rest > 0; rest -= problem.steps_per_stage)
+      for (; rest > 0; rest -= problem.steps_per_stage)
       {
         block::wait_barrier(&control.full[place.slot], place.parity);
-        const auto weights = products::template locate<Form, Policy::columns>(block::gemm_memory() + problem.ring_at
-                                                                              + place.slot * problem.stage_bytes);
-        const int now      = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
+        const auto weights = products::template locate<Form, Policy::unit_columns>(
+          block::gemm_memory() + problem.ring_at + place.slot * problem.stage_bytes);
+        const int now = rest < problem.steps_per_stage ? rest : problem.steps_per_stage;
         if constexpr (Form == gemm_form::split && Policy::promoted && !Policy::promoted_steps)
         {
           // The tensor core truncates: what it adds up is a stage, no more.
@@ -870,8 +916,8 @@ TCONV_DEVICE void multiply_tile(const gemm_problem& problem,
         multiply_rows<Policy, Form, typename decltype(steps)::type>(
           sums, problem, phase, problem.blocks_of(chunk), state.tile.first_plane, state.place);
       };
-      using known_rows = std::conditional_t<gemm_row_pays(Policy::sets, Form, Policy::promoted),
-                                            typename gemm_known_rows<Policy::sets>::list,
+      using known_rows = std::conditional_t<gemm_row_pays(Policy::units, Form, Policy::promoted),
+                                            typename gemm_known_rows<Policy::units>::list,
                                             unsigned_list<>>;
       block::visit_steps<Policy, Form>(problem, multiply, known_rows{});
       if (chunks > 1 && chunk + 1 < chunks)

@@ -21,7 +21,7 @@ struct alignas(16) packed_tap
   int phase; ///< phase, along w group of phases
   int index; ///< number of the tap among those of its phase, along w of its shift
   int count; ///< how many there are
-  int piece; ///< along w: pieces before it in a row
+  int bytes; ///< along w: of a row before its first column
 };
 
 /// Tap \p t along axis \p a of \p problem.
@@ -35,7 +35,11 @@ TCONV_DEVICE packed_tap locate_tap(const gemm_problem& problem, int a, int t)
   }
   const gemm_tap_place place = problem.place(t);
   const int64_t first        = static_cast<int64_t>(place.group) * problem.sets;
-  return {place.group, place.shift, problem.shifts(first), problem.pieces_before(place.shift, place.set)};
+  return {place.group,
+          place.shift,
+          problem.shifts(first),
+          problem.pieces_before(place.shift, place.set / problem.unit) * problem.piece_bytes()
+            + place.set % problem.unit * problem.columns * 32};
 }
 
 /// The input channel, within its block, of number \p k of half \p half of K: the order that staged input has.
@@ -305,13 +309,14 @@ __global__ __launch_bounds__(tuning::implicit_gemm_pack_threads) void prepare_im
     const int p        = (d.phase * problem.phases[1] + h.phase) * problem.phases[2] + v.phase;
     const int stage    = chunk * d.count * h.count * problem.row_stages(v.count, problem.chunk_blocks)
                     + (d.index * h.count + h.index) * problem.row_stages(v.count, problem.blocks_of(chunk)) + run;
-    const int piece = in_chunk * problem.pieces_before(v.count) + v.piece
-                    - problem.pieces_of_steps(run * problem.steps_per_stage, v.count);
+    // Of the chunk's blocks before it, less those of earlier stages.
+    const int pieces = in_chunk * problem.pieces_before(v.count)
+                     - problem.pieces_of_steps(run * problem.steps_per_stage, v.count);
     unsigned char* at = packed
                       + ((static_cast<int64_t>(tile) * problem.total_phases() + p) * problem.phase_stages + stage)
                           * problem.stage_bytes
-                      + (piece * problem.piece_bytes() + in_tile * 256 + column * 16);
-    broken = weights.store(at, problem.columns * 32, scale, problem.lost) || broken;
+                      + (pieces * problem.piece_bytes() + v.bytes + in_tile * 256 + column * 16);
+    broken = weights.store(at, problem.term_bytes(), scale, problem.lost) || broken;
   }
   if constexpr (Form == gemm_form::split)
   {

@@ -37,7 +37,8 @@ namespace tuning
 template <int Columns,
           int Sets,
           gemm_instruction Instruction = gemm_instruction::warpgroup,
-          bool Promoted                = Sets* Columns <= 64>
+          bool Promoted                = Sets* Columns <= 64,
+          int Unit                     = 1>
 struct implicit_gemm_policy
 {
   /// What multiplies.
@@ -47,12 +48,20 @@ struct implicit_gemm_policy
   /// Phases along w that a thread has room for: 1, or all of a stride (2; 4 for 3 and 4; 8 for 5 to 8), so that its outputs are contiguous in
   /// memory and the input is staged once for all of them.
   static constexpr int sets = Sets;
+  /// Phases that an instruction multiplies at once, their columns one behind the other: they have taps at the same shifts.
+  static constexpr int unit         = Unit;
+  static constexpr int units        = Sets / Unit;
+  static constexpr int unit_columns = Columns * Unit;
   /// Accumulators of a thread.
   static constexpr int accumulators = Sets * Columns / 2;
   /// Products that the tensor core adds up before they join sums beside it: those of a stage of weights; where a thread has no room for twice its
   /// accumulators, those of a step and a phase.
   static constexpr bool promoted       = Promoted;
   static constexpr bool promoted_steps = Promoted && accumulators > 64;
+  /// Registers for the left operands of two groups of products, of which one is under way while those of the next one are loaded; 0 where the compiler lets none be: with
+  /// few registers beside the accumulators, or more than two of them, it waits for each product.
+  static constexpr int registers_ahead =
+    Instruction == gemm_instruction::warpgroup && accumulators > 64 && unit_columns == 128 ? 24 : 0;
   /// Four warpgroups while a thread holds 64 numbers: one's epilogue runs under the others' products.
   static constexpr int consumers = accumulators * (Promoted ? 2 : 1) <= 64 ? 4 : 2;
   static constexpr int rows      = consumers * 64; ///< cells of a tile
@@ -66,17 +75,17 @@ struct implicit_gemm_policy
   static constexpr int threads         = consumers * 128 + copying_warps * 32;
   static constexpr int staging_warps   = copying_warps - 1;
   static constexpr int staging_threads = staging_warps * 32;
-  /// Steps of one phase that are multiplied at once, whose left operands take \p Registers each: as many as there are registers for.
+  /// Steps of one phase that are multiplied at once, whose left operands take \p registers each: as many as there are registers for.
   /// Instructions of a warp are waited for one by one, so that there is nothing to gain.
-  template <int Registers>
-  static constexpr int steps_at_once = Instruction == gemm_instruction::warp ? 1
-                                     : accumulators > 64                     ? (Registers <= 4   ? 3
-                                                                                : Registers <= 8 ? 1
-                                                                                                 : 2)
-                                     : accumulators > 32                     ? (Registers <= 4 && Sets < 4 ? 2 : 1)
-                                     : Registers <= 4                        ? 4
-                                     : Registers <= 8                        ? 2
-                                                                             : (accumulators <= 16 ? 2 : 1);
+  TCONV_HOST_DEVICE static constexpr int steps_at_once(int registers)
+  {
+    return Instruction == gemm_instruction::warp ? 1
+         : accumulators > 64                     ? (registers <= 4 ? 3 : (registers <= 8 ? 1 : 2))
+         : accumulators > 32                     ? (registers <= 4 && Sets < 4 ? 2 : 1)
+         : registers <= 4                        ? 4
+         : registers <= 8                        ? 2
+                                                 : (accumulators <= 16 ? 2 : 1);
+  }
   /// Registers per thread with wgmma: what consumers take, what the copying warpgroups keep. Together no more than the block is launched with: 80
   /// for each of 768 threads, 96 for 640, 168 for 384.
   static constexpr int consumer_registers = copying_warps == 8 ? 88 : (consumers == 4 ? 104 : 216);
