@@ -65,7 +65,7 @@ CONVOLUTIONS = "libbench_convolution.so"
 PYTORCH_PIPELINES = ("L2_49", "P2_eval", "L2_77", "L2_13", "L2_15", "L2_42", "L2_44", "L2_50", "L2_72")
 # Apart, so that one which takes long (cuDNN searches two minutes for a layer of vocoder_k16) takes nothing else with it.
 PYTORCH_CONVOLUTIONS = {
-    "level1": r"L1_\d+/(precise|tf32)/",
+    "level1": r"L1_\d+(_n[dhw]+c)?/(precise|tf32)/",
     "upsampling": "up[23]d",
     "vocoder_k4": "up1d_128",
     "vocoder_k8": "up1d_256",

@@ -133,7 +133,7 @@ def make_convolutions(benchmarks: Sequence[Json], pytorch: dict[tuple[str, ...],
     """The table of plain convolutions: a row per shape and layout, a column per precision."""
     modes = (("precise", "f32"), ("tf32", "f32"), ("half", "bf16"))
     cells: dict[str, dict[tuple[str, str], str]] = {}
-    gains: dict[tuple[str, str], list[float]] = {mode: [] for mode in modes}
+    gains: dict[tuple[str, bool], list[float]] = {}  # by mode, and whether channels are last
     for row in benchmarks:
         problem, math_mode, dtype = row["name"].split("/")[:3]
         time = milliseconds(row)
@@ -141,10 +141,13 @@ def make_convolutions(benchmarks: Sequence[Json], pytorch: dict[tuple[str, ...],
         cell = number(time) if expert is None else f"{number(time)} ({number(expert / time, 2)}x)"
         cells.setdefault(convolution(problem), {})[math_mode, dtype] = cell
         if expert is not None and problem.startswith("L1_"):
-            gains[math_mode, dtype].append(expert / time)
+            gains.setdefault((math_mode, problem.endswith("c")), []).append(expert / time)
     lines = [["convolution", "precise f32 ms", "tf32 f32 ms", "bf16 ms"], ["---", "---:", "---:", "---:"]]
     lines += [[f"`{name}`", *(by_mode.get(mode, "") for mode in modes)] for name, by_mode in cells.items()]
-    means = [f"{mode[0]} {number(statistics.geometric_mean(ratios))}x" for mode, ratios in gains.items() if ratios]
+    means = [
+        f"{math_mode}{' with channels last' if last else ''} {number(statistics.geometric_mean(ratios))}x"
+        for (math_mode, last), ratios in gains.items()
+    ]
     legend = (
         "Transposed convolutions with nothing behind them: level 1 of KernelBench, and upsampling layers with batch 4 in "
         "both layouts. In parentheses: the time of PyTorch (*expert*, same precision), in times that of tconv."

@@ -73,7 +73,23 @@ make_row(const char* name, const char* math, const char* dtype, bool last, const
   return row;
 }
 
-/// Level 1 in every precision, channels first; batch 4 in precise and bf16, both layouts, spelled out in the name.
+/// The row of \p p whose name says the layout, and the type where \p dtype_in_name.
+tconv_bench_convolution make_row(const problem& p, const char* math, const char* dtype, bool last, bool dtype_in_name)
+{
+  const char* axes = "dhw" + 3 - p.shape.axes;
+  char name[sizeof(tconv_bench_convolution::problem)];
+  std::snprintf(name,
+                sizeof(name),
+                last ? "%s%s%s_n%sc" : "%s%s%s_nc%s",
+                p.name,
+                dtype_in_name ? "_" : "",
+                dtype_in_name ? dtype : "",
+                axes);
+  return make_row(name, math, dtype, last, p.shape);
+}
+
+/// Level 1 in every precision, channels first, and in TF32 channels last as well, as PyTorch is fastest; batch 4 in precise and bf16, both layouts,
+/// spelled out in the name.
 std::vector<tconv_bench_convolution> make_rows()
 {
   constexpr struct
@@ -88,6 +104,7 @@ std::vector<tconv_bench_convolution> make_rows()
     {
       rows.push_back(make_row(p.name, mode.math, mode.dtype, false, p.shape));
     }
+    rows.push_back(make_row(p, "tf32", "f32", true, false));
   }
   for (const problem& p : batch4)
   {
@@ -95,10 +112,7 @@ std::vector<tconv_bench_convolution> make_rows()
     {
       for (const bool last : {false, true})
       {
-        const char* axes = "dhw" + 3 - p.shape.axes;
-        char name[sizeof(tconv_bench_convolution::problem)];
-        std::snprintf(name, sizeof(name), last ? "%s_%s_n%sc" : "%s_%s_nc%s", p.name, mode.dtype, axes);
-        rows.push_back(make_row(name, mode.math, mode.dtype, last, p.shape));
+        rows.push_back(make_row(p, mode.math, mode.dtype, last, true));
       }
     }
   }

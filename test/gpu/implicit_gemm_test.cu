@@ -384,7 +384,7 @@ TEST_F(TCONV_TEST_SUITE, rows_of_runs_of_eight)
                                            {1, 1, stride},
                                            {0, 0, 1});
         ++seed;
-        const auto check = [&](auto form, auto in) {
+        const auto check = [&](auto form, auto in, auto out) {
           constexpr gemm_form how = decltype(form)::value;
           const auto plan         = tconv::detail::plan_implicit_gemm(
             shape, how, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
@@ -393,12 +393,12 @@ TEST_F(TCONV_TEST_SUITE, rows_of_runs_of_eight)
           {
             for (const std::int64_t misalignment : {0, 4, 1})
             {
-              EXPECT_TRUE((check_random<how, decltype(in), decltype(in)>(shape, seed, misalignment, order)));
+              EXPECT_TRUE((check_random<how, decltype(in), decltype(out)>(shape, seed, misalignment, order)));
             }
           }
         };
-        check(std::integral_constant<gemm_form, gemm_form::fp16>{}, __half{});
-        check(std::integral_constant<gemm_form, gemm_form::bf16>{}, __nv_bfloat16{});
+        check(std::integral_constant<gemm_form, gemm_form::fp16>{}, __half{}, __half{});
+        check(std::integral_constant<gemm_form, gemm_form::bf16>{}, __nv_bfloat16{}, float{});
       }
     }
   }
