@@ -82,10 +82,10 @@ TCONV_HOST_DEVICE constexpr bool gemm_row_pays(int room, gemm_form form, bool pr
 template <class Policy>
 struct gemm_group
 {
-  int blocks; ///< of channels that are multiplied at once
-  bool ahead; ///< operands are loaded while the products of the group before are under way
+  int blocks = 1;     ///< of channels that are multiplied at once
+  bool ahead = false; ///< operands are loaded while the products of the group before are under way
 
-  TCONV_HOST_DEVICE constexpr gemm_group(gemm_form form, uint64_t present) : blocks(1), ahead(false)
+  TCONV_HOST_DEVICE constexpr gemm_group(gemm_form form, uint64_t present)
   {
     const int registers = gemm_form_traits::registers(form) * detail::count_digits(present, Policy::units);
     const int both      = Policy::registers_ahead / (2 * registers);
