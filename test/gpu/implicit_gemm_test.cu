@@ -210,6 +210,14 @@ bool check_random(const shape3& shape,
                                      order);
 }
 
+/// What the device's own shared memory makes of \p shape, channels first.
+template <gemm_form Form>
+tconv::detail::gemm_plan plan_on_device(const shape3& shape)
+{
+  return tconv::detail::plan_implicit_gemm(
+    shape, Form, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
+}
+
 template <class Check>
 void for_each_form(Check check)
 {
@@ -303,8 +311,7 @@ TEST_F(TCONV_TEST_SUITE, long_sums_in_all_tiles)
     seed += 4; // all phases in a thread
     for_each_form([&](auto form, auto in, auto out) {
       constexpr gemm_form how = decltype(form)::value;
-      const auto plan         = tconv::detail::plan_implicit_gemm(
-        shape, how, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
+      const auto plan         = plan_on_device<how>(shape);
       ASSERT_TRUE(plan.supported) << to_string(shape);
       if (plan.problem.promoted)
       {
@@ -335,22 +342,21 @@ TEST_F(TCONV_TEST_SUITE, long_sums_in_all_tiles)
 // Pairs of groups of products, a group more and a block of channels more, in tiles of 128 columns and of 4 x 32.
 TEST_F(TCONV_TEST_SUITE, operands_loaded_ahead)
 {
-  const shape3 shapes[] = {make_shape<3>({3, 88, 100, 1}, {1, 1, 9000}, {1, 1, 2}, {1, 1, 2}),
-                           make_shape<3>({2, 72, 100, 1}, {1, 1, 9002}, {1, 1, 2}, {1, 1, 2}),
-                           make_shape<3>({2, 72, 100, 1}, {1, 1, 9001}, {1, 1, 4}, {1, 1, 2}, {0, 0, 1}),
-                           make_shape<3>({2, 64, 100, 1}, {1, 2, 4504}, {1, 2, 4}, {1, 1, 2}, {0, 0, 1}),
-                           make_shape<3>({2, 72, 100, 1}, {1, 1, 9000}, {1, 1, 3}, {1, 1, 2}, {0, 0, 1}, {0, 0, 1}),
-                           make_shape<3>({2, 176, 96, 1}, {1, 5, 200}, {1, 1, 16}, {1, 1, 8}, {0, 0, 4}),
+  const shape3 shapes[] = {make_shape<3>({1, 88, 100, 1}, {1, 1, 9000}, {1, 1, 2}, {1, 1, 2}),
+                           make_shape<3>({1, 72, 100, 1}, {1, 1, 9002}, {1, 1, 2}, {1, 1, 2}),
+                           make_shape<3>({1, 72, 100, 1}, {1, 1, 9001}, {1, 1, 4}, {1, 1, 2}, {0, 0, 1}),
+                           make_shape<3>({1, 64, 100, 1}, {1, 2, 4504}, {1, 2, 4}, {1, 1, 2}, {0, 0, 1}),
+                           make_shape<3>({1, 72, 100, 1}, {1, 1, 9000}, {1, 1, 3}, {1, 1, 2}, {0, 0, 1}, {0, 0, 1}),
+                           make_shape<3>({1, 176, 64, 1}, {1, 3, 200}, {1, 1, 16}, {1, 1, 8}, {0, 0, 4}),
                            make_shape<3>({2, 72, 33, 1}, {1, 3, 36}, {1, 3, 8}, {1, 1, 8}, {0, 1, 0})};
   std::array<int, 4> ahead{}; // by form
-  std::uint32_t seed = 700;
+  std::uint32_t seed = 692;
   for (const shape3& shape : shapes)
   {
-    seed += 4; // all phases in a thread
+    seed += 12; // all phases in a thread, and the shared memory that the plan below is for
     for_each_form([&](auto form, auto in, auto out) {
       constexpr gemm_form how = decltype(form)::value;
-      const auto plan         = tconv::detail::plan_implicit_gemm(
-        shape, how, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
+      const auto plan         = plan_on_device<how>(shape);
       ASSERT_TRUE(plan.supported) << to_string(shape);
       const tconv::gemm_problem& p = plan.problem;
       ahead.at(static_cast<std::size_t>(how)) += p.neighbours != 0
@@ -363,7 +369,7 @@ TEST_F(TCONV_TEST_SUITE, operands_loaded_ahead)
   }
   EXPECT_EQ(ahead.at(static_cast<std::size_t>(gemm_form::fp16)), 7);
   EXPECT_EQ(ahead.at(static_cast<std::size_t>(gemm_form::bf16)), 7);
-  EXPECT_GE(ahead.at(static_cast<std::size_t>(gemm_form::tf32)), 2);
+  EXPECT_EQ(ahead.at(static_cast<std::size_t>(gemm_form::tf32)), 3);
 }
 
 // Rows that are runs of 8 elements, of all lengths of what a warp stages at once, and tensors that begin on 8 elements, on 4 and on any; channels that fill
@@ -386,9 +392,7 @@ TEST_F(TCONV_TEST_SUITE, rows_of_runs_of_eight)
         ++seed;
         const auto check = [&](auto form, auto in, auto out) {
           constexpr gemm_form how = decltype(form)::value;
-          const auto plan         = tconv::detail::plan_implicit_gemm(
-            shape, how, {tconv::layout::channels_first, tconv::layout::channels_first}, device().machine);
-          runs += plan.problem.run == 8 ? 1 : 0;
+          runs += plan_on_device<how>(shape).problem.run == 8 ? 1 : 0;
           for (const auto order : {tconv::layout::channels_first, tconv::layout::channels_last})
           {
             for (const std::int64_t misalignment : {0, 4, 1})
